@@ -10,9 +10,14 @@ import pytest
 from calibrant.arguments import Registry
 
 
+def whole(key: str, part: int) -> None:
+    if not isinstance(part, int):
+        raise TypeError(f"{key!r}: expected an int, got {part!r}")
+
+
 @pytest.fixture
 def registry() -> Registry[int]:
-    return Registry({"one": 1, "two": 2}, int, classes=False)
+    return Registry({"one": 1, "two": 2}, whole)
 
 
 def join(registry: Any, parts: Mapping[str, Any]) -> None:
@@ -28,11 +33,20 @@ def set_default(registry: Any, parts: Mapping[str, Any]) -> None:
     [lambda to, parts: to.update(parts), lambda to, parts: to.setdefault("three", parts["three"]), join],
 )
 def test_every_way_to_add_is_checked(registry: Registry[int], add: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match="'three': expected an instance of calibrant's int, got '3'"):
+    with pytest.raises(TypeError, match="'three': expected an int, got '3'"):
         add(registry, {"three": "3"})
     assert list(registry) == ["one", "two"]
     add(registry, {"three": 3})
     assert dict(registry) == {"one": 1, "two": 2, "three": 3}
+
+
+@pytest.mark.parametrize("key", [7, None, "", "my loss[", "a,b", "a.b", "ä", "a\n"])
+def test_keys_can_be_named_on_a_command_line(registry: Registry[int], key: Any) -> None:
+    with pytest.raises(ValueError, match="expected a key of letters, digits, - and _, got ") as error:
+        registry[key] = 3
+    assert str(error.value).endswith(repr(key))
+    assert list(registry) == ["one", "two"]
+    registry["A-b_3"] = 3
 
 
 def test_registries_are_joined_as_dictionaries(registry: Registry[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -20,18 +21,20 @@ class Registry(UserDict[str, T]):
     """Losses, metrics or calibrators by key. Users add their own; anything else is refused at once.
 
     Args:
-        parts: the parts by key.
-        kind: what each part is an instance of.
-        classes: whether parts are subclasses of ``kind`` instead.
+        parts: the parts by key. Keys have letters, digits, - and _ only, as in command lines.
+        check: called with key and part before a part is added; raises an error if it does not belong here.
 
-    >>> numbers = Registry({"one": 1}, int, classes=False)
-    >>> numbers["two"] = "2"
+    >>> def positive(key, number):
+    ...     if number <= 0:
+    ...         raise ValueError(f"{key!r}: expected a positive number, got {number}")
+    >>> numbers = Registry({"one": 1}, positive)
+    >>> numbers["two"] = -2
     Traceback (most recent call last):
-    TypeError: 'two': expected an instance of calibrant's int, got '2'
+    ValueError: 'two': expected a positive number, got -2
     """
 
-    def __init__(self, parts: Mapping[str, T], kind: type, *, classes: bool = True) -> None:
-        self._kind, self._classes = kind, classes
+    def __init__(self, parts: Mapping[str, T], check: Callable[[str, T], None]) -> None:
+        self._check = check
         super().__init__(parts)
 
     def __or__(self, other: Any) -> Any:  # a dictionary: with other parts it need not be a registry
@@ -45,14 +48,22 @@ class Registry(UserDict[str, T]):
         return self
 
     def __setitem__(self, key: str, part: T) -> None:
-        kind = self._kind
-        if self._classes:
-            expected, fits = "a subclass", isinstance(part, type) and issubclass(part, kind)
-        else:
-            expected, fits = "an instance", isinstance(part, kind)
-        if not fits:
-            raise TypeError(f"{key!r}: expected {expected} of calibrant's {kind.__name__}, got {part!r}")
+        if not isinstance(key, str) or re.fullmatch(r"[A-Za-z0-9_-]+", key) is None:
+            raise ValueError(f"expected a key of letters, digits, - and _, got {key!r}")
+        self._check(key, part)
         super().__setitem__(key, part)
+
+
+def instance_of(name: str, value: object, *kinds: type) -> None:
+    """Raise an error if ``value`` is of none of these types.
+
+    >>> instance_of("data", [1, 2], str, dict)
+    Traceback (most recent call last):
+    TypeError: data must be of type str or dict, got list
+    """
+    if not isinstance(value, kinds):
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{name} must be of type {expected}, got {type(value).__name__}")
 
 
 def one_of(name: str, value: T, allowed: Sequence[T]) -> T:
@@ -151,9 +162,12 @@ def nearest(word: object, known: Iterable[str]) -> str:
 
     >>> nearest("temprature", ["spline", "temperature"])
     " (did you mean 'temperature'?)"
+    >>> nearest("acc", ["aurc", "accuracy"])
+    " (did you mean 'accuracy'?)"
     """
-    names = {name.lower(): name for name in known}
-    near = get_close_matches(str(word).lower(), names, n=1, cutoff=0.5)
+    names, text = {name.lower(): name for name in known}, str(word).lower()
+    longer = [name for name in names if text and name.startswith(text)]
+    near = get_close_matches(text, longer or names, n=1, cutoff=0.0 if longer else 0.5)
     return f" (did you mean {names[near[0]]!r}?)" if near else ""
 
 

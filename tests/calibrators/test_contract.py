@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from calibrant.calibrators import CALIBRATORS, choose, create_calibrator
+from calibrant.calibrators import CALIBRATORS, Calibrator, choose, create_calibrator, save_calibrator
 from calibrant.calibrators.streaming import Scaling
 from calibrant.calibrators.temperature import ChanceWarning
 from tests.calibrators.test_create import OPTIONS
@@ -313,6 +313,7 @@ def test_fitting_is_deterministic_and_leaves_the_data_alone(key, options):
     "key", [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling) or key == "identity"]
 )
 @pytest.mark.filterwarnings("ignore:all labels are of one class")
+@pytest.mark.filterwarnings("ignore:.* free parameters for")
 def test_scaling_never_fits_worse_than_doing_nothing(key):
     for seed in range(6):
         samples, classes = (3, 20, 60)[seed % 3], (2, 3, 5)[seed % 3]
@@ -409,6 +410,37 @@ def test_what_cannot_learn_from_batches_says_so(key, options):
     else:
         with pytest.raises(TypeError, match=f"{type(calibrator).__name__} cannot learn from batches"):
             calibrator.fit_batches(batches)
+
+
+def that_keeps(keep):
+    """A calibrator that does this to itself with a learned scalar."""
+
+    class Own(Calibrator):
+        def fit_rows(self, rows, labels):
+            keep(self, rows.std())
+
+        def transform(self, rows):
+            return rows
+
+    return Own()
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("wrap", [lambda value: value, torch.nn.Parameter, lambda _: torch.nn.Identity()])
+def test_what_a_file_would_not_hold_is_refused(wrap, binary, tmp_path):
+    calibrator = that_keeps(lambda self, value: setattr(self, "width", wrap(value)))
+    logits, target = sampled(50, 2)
+    calibrator.fit(logits[:, 1] if binary else logits, target, binary=binary)
+    with pytest.raises(TypeError, match=r"^Own sets width in its fit, .* self\.learn\('width', tensor\)$"):
+        save_calibrator(calibrator, tmp_path / "own.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_are_learned_as_tensors_are():
+    number = that_keeps(lambda self, value: self.learn("width", 0.1)).fit(*sampled(50, 2)).width
+    assert number.item() == 0.1  # in float64
+    with pytest.raises(TypeError, match=r"Own: learn\('width', value\) takes a tensor or a number, got str"):
+        that_keeps(lambda self, value: self.learn("width", "wide")).fit(*sampled(50, 2))
 
 
 def test_advice_for_single_probabilities_with_zeros():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from calibrant import calibrators
-from calibrant.calibrators import CALIBRATORS, Calibrator, create_calibrator
+from calibrant.calibrators import CALIBRATORS, Calibrator, Identity, create_calibrator
 from calibrant.calibrators.streaming import Scaling
 
 
@@ -162,3 +162,14 @@ def test_labels_to_ignore_are_whole_numbers(key: str) -> None:
     for wrong in (1.5, math.nan, True, "3", None):
         with pytest.raises(ValueError, match=r"^ignore_index must be a whole number"):
             create_calibrator(key).fit(logits, target, ignore_index=wrong)
+
+
+def test_a_calibrator_is_registered_under_its_own_key() -> None:
+    class Own(Identity):
+        key = "own"
+
+    with pytest.raises(ValueError, match=r"'other': expected Own.key = 'other', got 'own'"):
+        CALIBRATORS["other"] = Own
+    with pytest.raises(TypeError, match="'own': expected a subclass of calibrant's Calibrator, got "):
+        CALIBRATORS["own"] = Own()  # type: ignore[assignment]
+    assert not {"own", "other"} & set(CALIBRATORS)

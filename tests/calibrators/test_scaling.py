@@ -1,6 +1,7 @@
 """Scaling calibrators: they find what is there, never harm, and come out the same however data arrive."""
 
 import math
+import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -549,6 +550,9 @@ def test_batches_must_start_anew(method: type[Scaling]) -> None:
         method().fit_batches(batch for batch in [(logits, target)])
     with pytest.raises(ValueError, match="several times"):
         method().fit_batches(Once())
+    for wrong in ((logits, target), [logits], [(logits, target, target)], (logits[:2], target[:2])):
+        with pytest.raises(TypeError, match=r"^batches must be pairs \(logits, target\), got (Tensor|tuple)"):
+            method().fit_batches(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="4 classes"):
         method().fit_batches([(logits, target), (logits[:, :4], target.clamp_max(3))])
 
@@ -599,38 +603,52 @@ def test_very_many_parameters_are_fitted_nearly_as_well(
 
 
 @pytest.mark.parametrize("method", [MatrixScaling, Dirichlet])
-def test_a_large_matrix_that_learns_the_data_by_heart_stays_temperature_scaling(
-    method: type[MatrixScaling], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("calibrant.calibrators.linear._MANY", 20)
-    logits, target = sampled(200, 50, spread=1.0)
-    batches = Counted([(logits, target)])
-    with pytest.warns(UserWarning, match="learned these by heart: their NLL fell from 3"):
-        calibrator = method().fit_batches(batches)
-    assert batches.passes < 40
-    tempered = likelihood(Temperature().fit(logits, target)(logits), target)
-    assert likelihood(calibrator(logits), target) == pytest.approx(tempered)
-    with warnings.catch_warnings(action="error"):
-        held = method(off_diagonal_penalty=100).fit(logits, target)
-    assert 1 < likelihood(held(logits), target) < tempered
+class TestFreeParameters:
+    """How many of a matrix's parameters the data can pay for."""
 
+    def test_more_than_a_perfect_fit_pays_for_leave_temperature_scaling(
+        self, method: type[MatrixScaling]
+    ) -> None:
+        logits, target = sampled(200, 50, spread=1.0)
+        batches = Counted([(logits, target)])
+        with pytest.warns(
+            UserWarning, match="has about 2,5.. free parameters for 200 elements.* left at that"
+        ):
+            calibrator = method().fit_batches(batches)
+        assert batches.passes < 20
+        expected = torch.eye(50) / Temperature().fit(logits, target).temperature
+        torch.testing.assert_close(calibrator.weight, expected, check_dtype=False)
 
-@pytest.mark.parametrize("method", [MatrixScaling, Dirichlet])
-def test_a_matrix_that_explains_more_elements_than_it_has_parameters_is_kept(
-    method: type[Scaling], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two classes are swapped: a matrix repairs that, and a temperature cannot."""
-    monkeypatch.setattr("calibrant.calibrators.linear._MANY", 20)
-    generator = torch.Generator().manual_seed(0)
-    target = torch.randint(6, (4000,), generator=generator)
-    logits = torch.randn(4000, 6, generator=generator) + 12 * torch.nn.functional.one_hot(target, 6)
-    logits = logits[:, [1, 0, 2, 3, 4, 5]]
-    learned, others = slice(2000), slice(2000, None)
-    with warnings.catch_warnings(action="error"):
-        calibrator = method().fit(logits[learned], target[learned])
+    def test_a_stronger_penalty_leaves_fewer(self, method: type[MatrixScaling]) -> None:
+        logits, target = sampled(200, 50, spread=1.0)
+        with warnings.catch_warnings(action="error"):
+            held = method(off_diagonal_penalty=10_000, bias_penalty=10).fit(logits, target)
+        tempered = Temperature().fit(logits, target)
+        assert 1 < likelihood(held(logits), target) < likelihood(tempered(logits), target)
+
+    def test_a_fit_that_other_data_do_not_bear_out_is_warned_of(self, method: type[MatrixScaling]) -> None:
+        logits, target = sampled(4000, 20, spread=1.0)
+        learned, others = slice(500), slice(500, None)
+        with pytest.warns(UserWarning, match="free parameters for 500 elements.* on other data") as caught:
+            calibrator = method().fit(logits[learned], target[learned])
+        before, after = map(
+            float, re.findall(r"scaling is ([\d.]+); expect about ([\d.]+) on", str(caught[0].message))[0]
+        )
+        assert likelihood(calibrator(logits[learned]), target[learned]) < before < after
+        assert likelihood(calibrator(logits[others]), target[others]) > before + 0.25
+
+    def test_a_fit_that_they_bear_out_is_not(self, method: type[MatrixScaling]) -> None:
+        """Two classes are swapped: a matrix repairs that, and a temperature cannot."""
+        generator = torch.Generator().manual_seed(0)
+        target = torch.randint(6, (4000,), generator=generator)
+        logits = torch.randn(4000, 6, generator=generator) + 12 * torch.nn.functional.one_hot(target, 6)
+        logits = logits[:, [1, 0, 2, 3, 4, 5]]
+        learned, others = slice(200), slice(200, None)
+        with warnings.catch_warnings(action="error"):
+            calibrator = method().fit(logits[learned], target[learned])
         tempered = Temperature().fit(logits[learned], target[learned])
-    on_others = likelihood(tempered(logits[others]), target[others])
-    assert likelihood(calibrator(logits[others]), target[others]) < on_others / 100
+        on_others = likelihood(tempered(logits[others]), target[others])
+        assert likelihood(calibrator(logits[others]), target[others]) < on_others / 10
 
 
 def test_rounded_matrix_products_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -476,6 +476,7 @@ def test_what_cannot_be_fitted_is_refused_before_the_work(tmp_path, file):
         fails(run_calibrate(file, option, tmp_path), "is a folder")
         fails(run_calibrate(file, option, file), "one of the files to read")
     fails(run_calibrate(file, "--output", tmp_path / "c.pt"), "ends in .safetensors")
+    fails(run_calibrate(file, "--report", tmp_path / "a.txt"), "a.txt: expected a name that ends in .html or")
     same = tmp_path / "a.safetensors"
     fails(run_calibrate(file, "--output", same, "--json", same), "--output and --json are the same file")
     fails(run_calibrate(file, "--test", tmp_path / "none.npz"), "none.npz: does not exist")
@@ -626,7 +627,7 @@ def test_what_cannot_be_applied_is_refused_before_the_work(tmp_path, judged):
     fails(run("apply", damaged, judged, "--output", out), "damaged")
     save_file({"logits": logits, "labels": labels}, damaged)
     fails(run("apply", damaged, judged, "--output", out), "not a calibrator")
-    fails(run("apply", calibrator, calibrator, "--output", out), "neither logits nor probabilities")
+    fails(run("apply", calibrator, calibrator, "--output", out), "is a calibrator file; expected predictions")
     four = save(tmp_path / "four.npz", torch.cat([logits, logits[:, :1]], 1), labels)
     fails(run("apply", calibrator, four, "--output", out), "has 4 classes, but", "was fitted to 3 classes")
     assert not out.exists()

@@ -272,8 +272,17 @@ def test_a_pair_given_by_both_files_is_evaluated_once(tmp_path, file, logits, la
     for role, array in (("logits", logits), ("labels", labels)):
         np.save(tmp_path / f"pair.{role}.npy", array)
     pair = [tmp_path / "pair.labels.npy", tmp_path / "pair.logits.npy"]
-    assert run_evaluate(pair[0], file, pair[1], "--json", tmp_path / "out.json").exit_code == 0
+    result = run_evaluate(pair[0], file, pair[1], "--json", tmp_path / "out.json")
+    assert (result.exit_code, result.stderr) == (0, "")
     assert [each.name for each in evaluations(tmp_path / "out.json")] == ["pair", "model"]
+
+
+def test_a_file_that_is_given_twice_is_evaluated_once_with_a_warning(tmp_path, file):
+    same = tmp_path / "same.npz"
+    same.symlink_to(file)
+    result = run_evaluate(file, same, file, "--json", tmp_path / "out.json")
+    assert result.stderr == f"calibrant: warning: {file}, {same}: given more than once, evaluated once\n"
+    assert len(evaluations(tmp_path / "out.json")) == 1
 
 
 # ------------------------------------------------------------------------------------------------- outputs
@@ -340,6 +349,7 @@ def test_what_cannot_be_done_is_refused_before_the_work(tmp_path, file):
     fails(run_evaluate(file, "--json", tmp_path), "is a folder")
     fails(run_evaluate(file, "--json", file), "one of the files to read")
     fails(run_evaluate(file, "--json", tmp_path / "a", "--report", tmp_path / "a"), "the same file")
+    fails(run_evaluate(file, "--report", tmp_path / "a.txt"), "a.txt: expected a name that ends in .html or")
     fails(run_evaluate(file, tmp_path / "none.npz"), "none.npz: does not exist")
     fails(run_evaluate(file, "--background", 4), "has 4 classes")
     fails(run_evaluate(file, "--class-counts", "1,2"), "has 4 classes", "2 numbers")

@@ -144,6 +144,22 @@ def test_a_run_goes_on_with_the_same_command():
     assert "the data have changed since the run in a began" in fail(*command)
     write_csv(Path("people.csv"), people(), ";")
     assert "nothing was trained" in printed(*command)
+    write_csv(Path("people.csv"), people()[1:])  # the description of the recipe has the number of rows
+    assert "the data have changed since the run in a began: inputs, labels or their split" in fail(*command)
+    assert "another recipe (there: epochs = 2)" in fail(*command, "--set", "epochs=3")
+
+
+@pytest.mark.parametrize("name", ["people.csv", "insects"])
+def test_data_of_a_run_that_are_gone_are_named(name):
+    if name == "insects":
+        write_folders(Path(name), parts=("",))
+    else:
+        write_csv(Path(name), people())
+    printed("train", "--data", name, *FAST, "--output", "a")
+    Path(name).rename("elsewhere")
+    what = {"insects": "images with one folder for each class"}.get(name, "a table")
+    expected = f"calibrant: the run in a needs its data: {Path(name).absolute()} is missing: expected {what}"
+    assert fail("predict", "a", "--output", "p.npz") == expected
 
 
 def test_images_are_trained():

@@ -1287,6 +1287,13 @@ def test_a_metric_of_the_first_group_that_is_added_is_printed_apart(
     assert "\n\nOwn  " in str(own)
 
 
+@pytest.mark.parametrize(("resamples", "rough"), [(0, False), (5, True), (39, True), (40, False)])
+def test_intervals_of_few_resamples_are_called_rough(resamples: int, rough: bool) -> None:
+    logits = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
+    text = str(evaluate(logits, logits.argmax(1), resamples=resamples))
+    assert ("Intervals of so few resamples are rough and too narrow: take at least 40." in text) is rough
+
+
 def test_one_is_printed_without_a_plural() -> None:
     text = str(evaluate(torch.zeros(1, 2), torch.tensor([0]), bins=1, class_counts=[200, 5], resamples=0))
     assert text.startswith("model: 1 element, 2 classes, 1 bin, exact")

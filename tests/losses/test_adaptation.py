@@ -418,6 +418,16 @@ def test_a_margin_out_of_reach_is_told(key: str, options: dict[str, float]) -> N
     assert resumed.advice() == advice
 
 
+@pytest.mark.parametrize("key", ["cals-alm", "cals-hr"])
+def test_a_margin_that_would_forbid_confidence_is_not_advised(key: str) -> None:
+    loss = create_loss(key, 100, margin=2)
+    loss.passes += 10
+    advice = loss.advice()
+    assert advice is not None
+    assert "Train for longer: with logits as close together as now, no confidence is above" in advice
+    assert "Try a" not in advice
+
+
 @pytest.mark.parametrize("penalty", ["phr", "p2", "p3"])
 @pytest.mark.parametrize("per", ["class", "all"])
 def test_the_margin_that_is_advised_has_an_effect(penalty: str, per: str) -> None:

@@ -1,6 +1,7 @@
 """Making losses by key, and the errors for what does not exist."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 import calibrant
 from calibrant import LOSSES, create_loss
+from calibrant.losses import CrossEntropy
 
 
 def test_every_key_of_the_papers_is_there() -> None:
@@ -297,4 +299,14 @@ def test_no_weight_is_no_loss(key: str) -> None:
 def test_only_losses_are_registered(part: object) -> None:
     with pytest.raises(TypeError, match="'own': expected a subclass of calibrant's Loss, got "):
         LOSSES["own"] = part  # type: ignore[assignment]
+    assert "own" not in LOSSES
+
+
+def test_options_must_be_keyword_only() -> None:
+    class Positional(CrossEntropy):
+        def __init__(self, num_classes: int, eps: float = 0.1, **options: Any) -> None:
+            super().__init__(num_classes, **options)
+
+    with pytest.raises(TypeError, match="'own': the option 'eps' of Positional must be keyword-only"):
+        LOSSES["own"] = Positional
     assert "own" not in LOSSES

@@ -18,6 +18,7 @@ import calibrant
 from calibrant.kernels import fused_loss
 from calibrant.layout import Elements
 from calibrant.losses import AdaptiveLoss, HeuristicMultipliers, Loss
+from calibrant.losses.batch import BatchLoss
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -136,6 +137,13 @@ class TermOfElements(Loss):
         return elements.logits.logsumexp(1)
 
 
+class Forgetful(Loss):
+    """A loss whose author forgets to return it."""
+
+    def per_sample(self, elements: Elements) -> torch.Tensor:  # type: ignore[empty-body]
+        pass
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_a_result_of_another_shape_is_refused(reduction: str) -> None:
     logits, target = torch.zeros(4, 3), torch.tensor([0, 1, 2, -100])
@@ -143,3 +151,14 @@ def test_a_result_of_another_shape_is_refused(reduction: str) -> None:
         MeanOfBatch(3, reduction=reduction)(logits, target)
     with pytest.raises(ValueError, match=r"TermOfElements.over_batch must return a scalar, got shape \(4,\)"):
         TermOfElements(3, reduction=reduction)(logits, target)
+    with pytest.raises(ValueError, match=r"Forgetful.per_sample must return .* \(4,\), got NoneType"):
+        Forgetful(3, reduction=reduction)(logits, target)
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [(AdaptiveLoss, "measure.*update"), (BatchLoss, "composition.*numbers.*over_numbers")],
+)
+def test_what_a_loss_lacks_is_named(kind: type[Loss], missing: str) -> None:
+    with pytest.raises(TypeError, match=f"abstract class Own with.*{missing}"):
+        type("Own", (kind,), {"per_sample": Forgetful.per_sample})(3)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.integrations.sklearn import calibration_scorer
 from calibrant.integrations.torchmetrics import CalibrationError
 from calibrant.metrics import METRICS, Metric
+from calibrant.metrics.catalogue import RESERVED
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
 
@@ -165,6 +167,52 @@ def test_unknown_attributes_are_refused():
     with pytest.raises(AttributeError, match="no attribute or metric 'mean_gap'"):
         evaluation.mean_gap  # noqa: B018
     assert set(METRICS) <= set(dir(evaluation))
+
+
+OWN = OUTSIDE["mean_confidence"]
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "message"),
+    [
+        ("own", print, "'own': expected an instance of calibrant's Metric, got "),
+        ("own", replace(OWN, function=0.5), "'own': the function must be callable, got 0.5"),
+        ("own", replace(OWN, source="element"), r"'own': the source must be .*'element' \(did you mean"),
+        ("own", replace(OWN, source="own"), "'own': the source must be .* added before, got 'own'"),
+        ("name", OWN, "'name': evaluations have another attribute of this name"),
+        ("samples", OWN, "'samples': evaluations have another attribute of this name"),
+        ("replicates", OWN, "'replicates': evaluations have another attribute of this name"),
+    ],
+)
+def test_metrics_that_could_not_be_computed_or_stored_are_refused(name, metric, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        METRICS[name] = metric
+    assert name not in METRICS
+
+
+def test_all_other_attributes_of_evaluations_are_reserved():
+    public = {name for name in dir(Evaluation) if not name.startswith("_")}
+    assert set(RESERVED.split()) == {*public, *(each.name for each in fields(Evaluation)), "format"}
+
+
+@pytest.mark.parametrize("source", ["elements", "confidences", "ranking", "counts", "gaps", "brier"])
+@pytest.mark.parametrize(
+    ("result", "got"),
+    [(0.5, "float"), ("0.5", "str"), (None, "NoneType"), (torch.ones(7), r"\(7,\)")],
+    ids=["float", "text", "none", "shape"],
+)
+def test_what_a_function_must_return(source, result, got, monkeypatch):
+    monkeypatch.setitem(METRICS, "own", replace(OWN, source=source, function=lambda *_: result))
+    shape = r"\(400,\)" if source == "elements" else r"\(\)"
+    with pytest.raises(ValueError, match=f"of the metric 'own' must return .* shape {shape} here, got {got}"):
+        evaluate(*batch(), resamples=0)
+
+
+def test_a_metric_must_have_a_value_for_every_resample(monkeypatch):
+    own = replace(OWN, source="counts", function=lambda *_: torch.tensor(0.5))
+    monkeypatch.setitem(METRICS, "own", own)
+    with pytest.raises(ValueError, match=r"of the metric 'own' must return .* shape \(20,\) here, got \(\)"):
+        evaluate(*batch(), resamples=20)
 
 
 def test_records_are_complete():

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from calibrant.predictions import BadFileError, batches_of, open_predictions
+from calibrant.training.run_folder import RECIPE
 
 ROWS, CLASSES = 60, 3
 LOGITS = np.random.default_rng(0).normal(size=(ROWS, CLASSES)).astype(np.float32)
@@ -94,6 +95,8 @@ def test_shards_that_do_not_belong_together(tmp_path):
     refused(folder, "part-2.npz: its scores probabilities differ from logits")
     (folder / "part-2.npz").rename(folder / "part-2.pt")
     refused(folder, ".npz and .pt", "one kind of files")
+    (folder / RECIPE).touch()
+    refused(folder, f"is the folder of a run; expected a file of its predictions, such as {folder}/test.npz")
 
 
 def test_a_missing_or_foreign_shard_is_noticed(tmp_path):

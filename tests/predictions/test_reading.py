@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from calibrant.calibrators import create_calibrator, save_calibrator
+from calibrant.conformal import create_conformal, save_conformal
 from calibrant.predictions import FORMATS, BadFileError, open_predictions, read_class_counts
 
 ROWS, CLASSES = 50, 4
@@ -922,11 +924,33 @@ def test_pickled_code_does_not_run(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_texts_and_bytes_that_are_no_torch_file(tmp_path):
+    for first in range(256):
+        (tmp_path / "m.pt").write_bytes(bytes([first]) + b"poch,loss\n1,2\n")
+        refused(tmp_path / "m.pt", "or is damaged; expected a dict of tensors saved by torch.save")
+
+
+@pytest.mark.parametrize("kind", ["calibrator", "conformal predictor"])
+def test_files_of_calibrators_are_named(tmp_path, kind):
+    logits, labels = 2 * torch.eye(3)[[0, 1, 2, 0] * 9], torch.tensor([0, 1, 2, 1] * 9)
+    path = tmp_path / "c.safetensors"
+    if kind == "calibrator":
+        save_calibrator(create_calibrator("temperature").fit(logits, labels), path)
+    else:
+        save_conformal(create_conformal("lac").fit(logits, labels), path)
+    refused(path, f"is a {kind} file; expected predictions")
+
+
 def test_torch_files_that_hold_something_else(tmp_path):
     torch.save(torch.zeros(3), tmp_path / "m.pt")
     refused(tmp_path / "m.pt", "holds a Tensor", "dict of tensors")
-    torch.save({"logits": torch.zeros(3, 2).to_sparse(), "labels": torch.zeros(3)}, tmp_path / "m.pt")
-    refused(tmp_path / "m.pt", "found logits, labels")
+    sparse, labels = torch.zeros(3, 2).to_sparse(), torch.zeros(3)
+    torch.save({"logits": sparse, "labels": labels}, tmp_path / "m.pt")
+    refused(tmp_path / "m.pt", "logits are of type torch.sparse_coo; expected a dense tensor")
+    torch.save({"logits": [torch.zeros(2)] * 3, "labels": labels}, tmp_path / "m.pt")
+    refused(tmp_path / "m.pt", "logits are of type list; expected a dense tensor")
+    torch.save({"logits": np.zeros((3, 2)), "labels": labels}, tmp_path / "m.pt")
+    refused(tmp_path / "m.pt", "NumPy arrays by torch.from_numpy")
     torch.save(
         {"logits": torch.zeros(3, 2), "labels": torch.zeros(3).long(), "class_names": "ab"}, tmp_path / "m.pt"
     )

@@ -546,6 +546,21 @@ class TestFile:
             write_report([], tmp_path / "report.html")
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_single_evaluation_needs_no_list(self):
+        assert render_report(evaluation()) == render_report([evaluation()])
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("report.html", [evaluation()]), "path must be of type str or PathLike, got list"),
+            (("a.json", "report.html"), "evaluations must be of type Evaluation, got str"),
+            (([evaluation(), None], "report.html"), "evaluations must be of type Evaluation, got NoneType"),
+        ],
+    )
+    def test_other_arguments(self, arguments, message):
+        with pytest.raises(TypeError, match=message):
+            write_report(*arguments)
+
     def test_no_folder(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"there is no folder .*missing"):
             write_report([evaluation()], tmp_path / "missing" / "report.html")

@@ -40,6 +40,14 @@ def test_one_calibrated_model_is_not_called_over_confident():
     assert said.sentences[1].startswith("A temperature would change little")
 
 
+@pytest.mark.parametrize(("p_value", "clear"), [(0.051, False), (0.19, False), (0.21, True)])
+def test_calibration_that_is_nearly_rejected_is_in_doubt(p_value: float, clear: bool):
+    said = verdict.one_model(replace(of_logits(1.0), p_value=p_value))
+    assert said.headline == f"No {'' if clear else 'clear '}sign of miscalibration in 600 elements."
+    assert ("a calibrated model may well get" in said.sentences[-1]) is clear
+    assert ("few calibrated models get" in said.sentences[-1]) is not clear
+
+
 def test_a_temperature_that_may_save_nothing_is_not_recommended():
     found = of_logits(4.0)
     unsure = replace(found, intervals={**found.intervals, "nll_calibration": (0.0, 9.0)})

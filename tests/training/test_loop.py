@@ -129,6 +129,12 @@ def test_seeds_differ_and_repeat(plain: Path, tmp_path: Path) -> None:
     )
 
 
+def test_a_recipe_by_its_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"recipe must be a Recipe, got 'digits'; Recipe.load"):
+        train("digits", tmp_path / "run")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_last_smaller_batch_counts_unless_dropped(tmp_path: Path) -> None:
     kept = train(small("drop_last=false"), tmp_path / "kept")
     dropped = train(small("drop_last=true"), tmp_path / "dropped")

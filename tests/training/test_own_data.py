@@ -247,8 +247,18 @@ def test_too_little_data(tmp_path, name):
     else:
         write_csv(path, rows, "\t")
     what = {"a.npz": "elements", "images": "images"}.get(name, "rows")
-    few = rf"has only 1 {what} of 2 classes, expected at least 4 for .* or 20 {what} to draw them from"
+    few = rf"has too few {what} for 2 classes: 1 for validation or test, expected 4 or more; .* 20 {what}, or"
     with pytest.raises(ValueError, match=few):
+        choose_recipe(path)
+
+
+def test_texts_of_json_lines_may_be_short(tmp_path):
+    rows = [{"text": ("bad", "good")[n % 2], "label": n % 2} for n in range(30)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert chosen(path).data.name == "text-table"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    with pytest.raises(ValueError, match="has too few rows"):
         choose_recipe(path)
 
 

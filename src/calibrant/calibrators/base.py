@@ -6,8 +6,8 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
 from typing import Any, ClassVar, Self
 
@@ -74,6 +74,9 @@ class FittedLayer(nn.Module, ABC):
 
     labels: nn.ModuleList
 
+    unsaved: tuple[str, ...] = ()
+    """The attributes that the last fit set without `learn`: files would not hold them."""
+
     def __init__(self) -> None:
         super().__init__()
         self.num_classes: int | None = None
@@ -108,7 +111,7 @@ class FittedLayer(nn.Module, ABC):
     def _fit(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
         """Fit to logits of classes."""
         rows, labels = valid_rows(logits, target, ignore_index)
-        with torch.no_grad():
+        with self._learning():
             self.fit_rows(rows, labels)
         self.fitted_to(labels.bincount(minlength=rows.shape[1]))
         return self
@@ -187,9 +190,27 @@ class FittedLayer(nn.Module, ABC):
             )
         return self.num_classes
 
-    def learn(self, name: str, value: Tensor) -> None:
+    @contextmanager
+    def _learning(self) -> Iterator[None]:
+        """Around a fit: no gradients, and a note of the attributes that it sets."""
+        before = self._attributes()
+        with torch.no_grad():
+            yield
+        after = self._attributes()
+        self.unsaved = tuple(name for name in after if before.get(name, before) is not after[name])
+
+    def _attributes(self) -> dict[str, Any]:
+        """All attributes but the buffers."""
+        return {**vars(self), **self._parameters, **self._modules}
+
+    def learn(self, name: str, value: Tensor | float) -> None:
         """Register learned state as a float64 buffer."""
-        self.register_buffer(name, value.detach().to(torch.float64).clone())
+        if not isinstance(value, Tensor | float | int):
+            raise TypeError(
+                f"{type(self).__name__}: learn({name!r}, value) takes a tensor or a number, "
+                f"got {type(value).__name__}"
+            )
+        self.register_buffer(name, torch.as_tensor(value, dtype=torch.float64).detach().clone())
 
     def learned(self, name: str, like: Tensor) -> Tensor:
         """Learned state in another tensor's type and on its device."""

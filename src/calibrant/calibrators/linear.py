@@ -29,6 +29,9 @@ Penalties = tuple[float, float, float]
 Solve = Callable[[Tensor], Tensor]
 """Multiplies a gradient by an approximate inverse of the curvature."""
 
+Objective = Callable[[Tensor], tuple[float, Tensor, Solve]]
+"""Maps parameters to the value, the gradient and a solver for the approximate curvature."""
+
 Turn = tuple[Tensor, Tensor, Tensor]
 """A step, the change of the gradient along it, and the inverse of their product."""
 
@@ -41,11 +44,9 @@ _FLAT = 1e-9  # the least variance of a direction, relative to the largest
 # sums in double) and ends when a step gains less than `_NOISE`. Full precision would take far longer.
 _MANY = 100_000
 _NOISE = 1e-7
-# A fit in single precision with more parameters than elements, that lowers the negative log-likelihood to
-# this part of that of temperature scaling, has learned the data by heart. It stays temperature scaling: the
-# complete fit of a matrix to 50,000 elements of 1,000 classes takes 300 s, and its negative log-likelihood on
-# other data is 3.6; that of temperature scaling is 2.0.
-_BY_HEART = 0.01
+# A matrix warns if its negative log-likelihood on other data is expected to be that much above the one of
+# temperature scaling.
+_WORSE = 0.25
 _FEW = 20  # up to so many classes, the curvature of a factor and an offset per class is computed exactly
 _GRADIENT = 1e-9  # of the mean negative log-likelihood: a fit ends below it
 _TOLERATED = 1e-4  # a fit that stops above it warns
@@ -113,13 +114,14 @@ class Linear(Scaling):
             penalty = problem.strengths * parameters
             return float(value / samples + penalty @ parameters), slope + 2 * penalty, solve
 
-        parameters = minimise(
-            objective,
-            mean.new_zeros(size + classes),
-            type(self).__name__,
-            enough=_NOISE if single else 0.0,
-            by_heart=_BY_HEART if single and size > samples and not self.diagonal else 0.0,
-        )
+        start, what = mean.new_zeros(size + classes), type(self).__name__
+        enough = _NOISE if single else 0.0
+        if self.diagonal:
+            parameters, _ = minimise(objective, start, what, enough=enough)
+        else:
+            parameters = _minimise_if_worthwhile(
+                objective, start, what, enough=enough, penalties=problem.strengths, samples=samples
+            )
         deviation, offset = parameters[:size].view_as(identity) / tempered.unit, parameters[size:]
         self.learn("weight", deviation + identity / tempered.temperature)
         self.learn("bias", offset - (deviation * mean if self.diagonal else deviation @ mean))
@@ -421,24 +423,14 @@ def _exponentials(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tenso
     return (total.log() - truth).sum(dtype=torch.float64), output, total
 
 
-def minimise(
-    objective: Callable[[Tensor], tuple[float, Tensor, Solve]],
-    start: Tensor,
-    what: str,
-    *,
-    enough: float,
-    by_heart: float,
-) -> Tensor:
+def minimise(objective: Objective, start: Tensor, what: str, *, enough: float) -> tuple[Tensor, float]:
     """Minimise a convex function by preconditioned L-BFGS. The result is never worse than the start.
 
-    ``objective`` returns the value, the gradient and a solver for the approximate curvature. ``what`` is the
-    name of the calibrator, for warnings. The search ends when a step gains less than ``enough`` and the next
-    one promises no more. If the value falls below the part ``by_heart`` of its start, the result is the
-    start, with a warning.
+    ``what`` is the name of the calibrator, for warnings. The search ends when a step gains less than
+    ``enough`` and the next one promises no more.
     """
     at = start
     value, slope, solve = objective(at)
-    first = value
     gain = math.inf
     history: list[Turn] = []
     for _ in range(_STEPS):
@@ -468,14 +460,6 @@ def minimise(
         if float(moved @ turned) > 0:
             history = [*history[1 - _HISTORY :], (moved, turned, 1 / (moved @ turned))]
         at, (value, slope, solve) = trial, result
-        if value < by_heart * first:
-            warn(
-                f"{what} has more parameters than the data have elements, and learned these by heart: their "
-                f"NLL fell from {first:.3g} to {value:.2g}. That would make it over-confident on other data, "
-                "so it stays temperature scaling. Take more data, a stronger penalty, or a calibrator with "
-                "fewer parameters (vector)"
-            )
-            return start
         if gain <= _ROUNDING * abs(value) and float(moved.abs().max()) < 1e-9:
             break
     steepness = slope.abs().max().item()
@@ -484,7 +468,44 @@ def minimise(
             f"the fit of {what} did not converge (gradient {steepness:.1e}): it is usable and no worse than "
             "its starting point, but not optimal"
         )
-    return at
+    return at, value
+
+
+def _minimise_if_worthwhile(
+    objective: Objective, start: Tensor, what: str, *, enough: float, penalties: Tensor, samples: int
+) -> Tensor:
+    """`minimise`, with a warning if the result is probably much worse than the start on other data.
+
+    By Akaike's criterion each free parameter costs 1/samples there. If even a perfect fit could not make up
+    for that, the result is the start.
+    """
+    before, _, solve = objective(start)
+    free = _free_parameters(solve, penalties)
+    cost, most = free / samples, before + _WORSE
+    if cost > most:
+        found, expected = start, "even a perfect fit would make it worse on other data, so it is left at that"
+    else:
+        found, after = minimise(objective, start, what, enough=enough)
+        if after + cost <= most:
+            return found
+        expected = f"expect about {after + cost:.3g} on other data"
+    warn(
+        f"{what} has about {free:,.0f} free parameters for {samples:,} elements. The NLL of temperature "
+        f"scaling is {before:.3g}; {expected}. Take more data, a stronger penalty, or a calibrator with "
+        "fewer parameters"
+    )
+    return found
+
+
+def _free_parameters(solve: Solve, penalties: Tensor) -> float:
+    """How many parameters the penalties leave free: the trace of ``H (H + 2·penalties)⁻¹``.
+
+    H is the curvature of the likelihood; ``solve`` inverts the sum. A vector of random signs estimates the
+    trace.
+    """
+    generator = torch.Generator().manual_seed(0)
+    signs = 2 * torch.randint(2, penalties.shape, generator=generator).to(penalties) - 1
+    return len(signs) - float(signs @ solve(2 * penalties * signs))
 
 
 def _direction(slope: Tensor, solve: Solve, history: list[Turn]) -> Tensor:

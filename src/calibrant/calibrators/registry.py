@@ -42,7 +42,18 @@ _KINDS: tuple[type[Calibrator], ...] = (
     Platt,
 )
 
-CALIBRATORS = Registry({kind.key: kind for kind in _KINDS}, Calibrator)
+
+def _check(key: str, part: type[Calibrator]) -> None:
+    """Refuse what is no calibrator, and keys other than its own: files hold its own key."""
+    if not (isinstance(part, type) and issubclass(part, Calibrator)):
+        raise TypeError(f"{key!r}: expected a subclass of calibrant's Calibrator, got {part!r}")
+    if getattr(part, "key", None) != key:
+        raise ValueError(
+            f"{key!r}: expected {part.__name__}.key = {key!r}, got {getattr(part, 'key', None)!r}"
+        )
+
+
+CALIBRATORS: Registry[type[Calibrator]] = Registry({kind.key: kind for kind in _KINDS}, _check)
 """Every calibrator by its key."""
 
 

@@ -34,7 +34,7 @@ def save_calibrator(
         class_names: the names of the classes in the order of the logits. None keeps the calibrator's own.
 
     Raises:
-        TypeError: it is no calibrator.
+        TypeError: it is no calibrator, or its fit sets attributes that a file would not hold.
         RuntimeError: the calibrator is not fitted.
         ValueError: the number of names is not the number of classes.
 
@@ -61,6 +61,12 @@ def save_layer(
     from safetensors.torch import save
 
     classes = calibrator.fitted_classes()
+    for layer in calibrator.modules():
+        if isinstance(layer, FittedLayer) and (lost := layer.unsaved):
+            raise TypeError(
+                f"{type(layer).__name__} sets {', '.join(lost)} in its fit, but files hold only what "
+                f"self.learn stores: call self.learn({lost[0]!r}, tensor)"
+            )
     labels = len(calibrator.labels) if calibrator.binary else 0
     # A single label has the names of no and yes.
     number = labels if labels > 1 else classes

@@ -50,7 +50,7 @@ class HeldOut:
         self._arranged: tuple[OfImages | None, list[list[Block]]] | None = None
         self.num_classes, self.samples, self.ruled_out = 0, 0, 0
         counts: Any = 0
-        for logits, target in batches:
+        for logits, target in map(_pair, batches):
             # On a GPU a wrong label would end the process later.
             elements = arrange(logits, target, ignore_index=ignore_index, look_at_labels=True)
             classes = elements.logits.shape[1]
@@ -153,6 +153,17 @@ class HeldOut:
             )
 
 
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """The batch, if it is a pair."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise TypeError(
+            f"batches must be pairs (logits, target), got {type(batch).__name__}; for a single pair call "
+            "fit(logits, target)"
+        )
+    logits, target = batch
+    return logits, target
+
+
 @dataclass(frozen=True)
 class _Possible:
     """Batches without the elements whose true class was given a probability of 0."""
@@ -202,7 +213,7 @@ class FittedInPasses(FittedLayer):
         return self._fit_to(batches, ignore_index)
 
     def _fit_to(self, batches: Batches, ignore_index: int, *, in_memory: bool = False) -> Self:
-        with torch.no_grad():
+        with self._learning():
             data = HeldOut(batches, ignore_index, in_memory=in_memory)
             if data.ruled_out and not self.copes_with_zeros:
                 warn(

@@ -83,6 +83,7 @@ def _loaded(calibrator: Path, file: Path) -> Calibrator:
     except (OSError, ValueError):
         with suppress(OSError, ValueError):
             load_calibrator(file)
-            open_predictions(calibrator, labelled=False)
+            if not calibrator.is_dir():  # a folder is no calibrator, whatever else is in it
+                open_predictions(calibrator, labelled=False)
             terminal.fail(f"{calibrator} is no calibrator, but {file} is; expected the calibrator first")
         raise

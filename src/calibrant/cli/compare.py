@@ -133,5 +133,7 @@ def compare(
     table = comparison_table(comparison)
     print_table(table, f"{comparison_note(comparison)} {table.intervals_note}".rstrip(), wide=wide)
     for heading, table in shift_tables(comparison).items():
-        print_table(table, heading, wide=wide)
+        say("")
+        say(f"{heading} (%)")
+        print_table(table, wide=wide)
     say(f"{folder}: results.json, results.md, results.tex, plots, report.html")

@@ -11,8 +11,9 @@ import typer
 
 from calibrant.arguments import LARGEST_INT
 from calibrant.cli import terminal
-from calibrant.cli.program import say
+from calibrant.cli.program import complain, say
 from calibrant.extras import MissingPackageError
+from calibrant.printable import first_few
 
 
 @terminal.app.command()
@@ -106,6 +107,9 @@ def evaluate(
             counts = read_class_counts(class_counts)
             inputs.append(Path(class_counts))
         opened = [open_predictions(file, ignore_index=ignore_index, binary=binary) for file in files]
+        given = [os.path.realpath(file) for file in files]
+        if repeated := [str(file) for file, path in zip(files, given, strict=True) if given.count(path) > 1]:
+            complain(f"warning: {first_few(dict.fromkeys(repeated))}: given more than once, evaluated once")
         # The shell expands *.npy to both files of a pair.
         opened = list({os.path.realpath(file.path): file for file in opened}.values())
         if ensemble and len(opened) < 2:
@@ -116,6 +120,7 @@ def evaluate(
             )
         inputs += [path for file in opened for path in file.files]
         terminal.check_outputs(inputs, {"--report": report, "--json": json})
+        terminal.check_report(report)
         for file in opened:
             prediction_files.check_same_classes(opened[0], file)
             problem, classes = "", file.values

@@ -153,10 +153,16 @@ def waiting(what: str, *, shown: bool) -> Iterator[Callable[[], None]]:
         yield status.stop
 
 
-def check_suffix(output: Path | None, suffixes: Collection[str]) -> None:
-    """End the command if the file of --output has another suffix."""
+def check_suffix(output: Path | None, suffixes: Collection[str], option: str = "--output") -> None:
+    """End the command if the file of an option has another suffix."""
     if output is not None and output.suffix.lower() not in suffixes:
-        fail(f"--output {output}: expected a name that ends in {' or '.join(suffixes)}")
+        fail(f"{option} {output}: expected a name that ends in {' or '.join(suffixes)}")
+
+
+def check_report(report: Path | None) -> None:
+    """End the command if the file of --report has the suffix of something else; a pipe may have any name."""
+    if report is not None and (report.is_file() or not report.exists()):
+        check_suffix(report, [".html", ".htm"], "--report")
 
 
 def check_outputs(inputs: Iterable[Path], options: Mapping[str, Path | None]) -> None:

@@ -20,10 +20,26 @@ if TYPE_CHECKING:
     from calibrant.training import Recipe
     from calibrant.training.fabric import Fabric
 
+
+def _as_recipe(value: str | None) -> str | None:
+    """The argument, unless it is a file of data: before a second file is refused as one argument too many."""
+    suffix = Path(value or "").suffix.lower()
+    if suffix not in ("", ".toml"):
+        from calibrant.predictions import FORMATS
+
+        if suffix in (*FORMATS, ".tsv"):
+            fail(
+                f"{value} is no recipe; expected a .toml file or a name. To train on your own data, use "
+                f"--data {shlex.quote(str(value))}; to compare files of predictions, calibrant evaluate"
+            )
+    return value
+
+
 RecipeArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="RECIPE",
+        callback=_as_recipe,
         help="A TOML file, or the name of a shipped recipe; see calibrant recipes.",
         show_default="chosen by --data",
     ),
@@ -194,4 +210,7 @@ def launch(recipe: Recipe, accelerator: str, devices: str, nodes: int) -> Fabric
     if devices != "auto" and not (devices.isdecimal() and int(devices) > 0):
         fail(f"--devices {devices}: expected a whole number of at least 1, or auto")
     wanted = devices if devices == "auto" else int(devices)
-    return launched(recipe, accelerator=accelerator, devices=wanted, nodes=nodes)
+    try:
+        return launched(recipe, accelerator=accelerator, devices=wanted, nodes=nodes)
+    except ImportError as error:
+        raise ImportError(f"--accelerator {accelerator}: {error}") from error

@@ -457,10 +457,15 @@ def pixels_note(evaluations: Sequence[Evaluation]) -> str:
 
 
 def intervals_note(evaluations: Sequence[Evaluation]) -> str:
-    """What is special about intervals of calibration errors; "" for means over images, where nothing is."""
-    if not any(each.intervals and not each.per_image for each in evaluations):
+    """What to know about intervals of resamples; "" for means over images, which are not resampled."""
+    resampled = [each for each in evaluations if each.intervals and not each.per_image]
+    if not resampled:
         return ""
-    return "Measured calibration errors are biased upwards, so the true error is probably lower."
+    note = "Measured calibration errors are biased upwards, so the true error is probably lower."
+    least = max(least_resamples(each.level) for each in resampled)
+    if any(0 < len(drawn) < least for each in resampled for drawn in each.replicates.values()):
+        note = f"Intervals of so few resamples are rough and too narrow: take at least {least}. {note}"
+    return note
 
 
 def zeros_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> list[str]:

@@ -70,6 +70,19 @@ __all__ = [
     "create_loss",
 ]
 
+
+def _check(key: str, part: type[Loss]) -> None:
+    """Refuse what is no loss, and options that `Loss.hyperparameters` would not find."""
+    if not (isinstance(part, type) and issubclass(part, Loss)):
+        raise TypeError(f"{key!r}: expected a subclass of calibrant's Loss, got {part!r}")
+    for each in list(arguments.parameters_of(part.__init__).values())[2:]:  # after self and num_classes
+        if each.kind is each.POSITIONAL_OR_KEYWORD:
+            raise TypeError(
+                f"{key!r}: the option {each.name!r} of {part.__name__} must be keyword-only: "
+                f"def __init__(self, num_classes, *, {each.name}, ...)"
+            )
+
+
 LOSSES: arguments.Registry[type[Loss]] = arguments.Registry(
     {
         "ce": CrossEntropy,
@@ -100,7 +113,7 @@ LOSSES: arguments.Registry[type[Loss]] = arguments.Registry(
         "calfocal": CalFocal,
         "ada-scale": LearnedScale,
     },
-    Loss,
+    _check,
 )
 """Every loss by its key."""
 

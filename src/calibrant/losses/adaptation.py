@@ -113,9 +113,7 @@ def advise(loss: Loss, *, name: str | None = None, ended: bool = False, too_late
     elif found is not None:
         loss._advised = True  # after the others, a longer training may need other advice
     elif ended and 0 < passes < SEVERAL_PASSES and (remedy := loss.idle()) is not None:
-        found = (
-            f"its penalty had no effect in {passes} pass{'es' * (passes > 1)}: this is cross-entropy. "
-            f"{remedy}, or train for longer"
-        )
+        so_far = f"{passes} pass{'es' * (passes > 1)}"
+        found = f"its penalty had no effect in {so_far}: this is cross-entropy. {remedy}"
     if found is not None:
         warn(f"{name or type(loss).__name__}: {found}", AdaptationWarning)

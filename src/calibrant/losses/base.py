@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import Parameter
@@ -46,7 +47,7 @@ class Range(NamedTuple):
     log: bool = False
 
 
-class Loss(nn.Module):
+class Loss(nn.Module, ABC):
     """A drop-in for `torch.nn.CrossEntropyLoss`: logits and targets in, a scalar out.
 
     Subclasses write `composition` (a first term and a penalty, which then also run in the GPU kernel), or
@@ -290,10 +291,11 @@ class Loss(nn.Module):
                 weights = self.class_weight.to(computing_dtype(elements.logits))[target]
         values, batch_term = self._terms(elements)
         expected = elements.logits.shape[:1] + elements.logits.shape[2:]
-        if values.shape != expected:
+        if not isinstance(values, Tensor) or values.shape != expected:
+            got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(
                 f"{type(self).__name__}.per_sample must return the loss of each element, of shape "
-                f"{tuple(expected)}, got {tuple(values.shape)}"
+                f"{tuple(expected)}, got {got}"
             )
         if isinstance(batch_term, Tensor) and batch_term.ndim:
             raise ValueError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from calibrant.kernels import SumTerm, Term, reduce_each
+from calibrant.kernels import Composition, SumTerm, Term, reduce_each
 from calibrant.kernels.workers import map_tasks
 from calibrant.layout import Elements, computing_dtype, is_batched, is_transformed
 from calibrant.losses.base import Loss
@@ -22,10 +23,15 @@ class BatchLoss(Loss):
     numbers and the composition are computed in one pass over the logits, and their gradients in another.
     """
 
+    @abstractmethod
+    def composition(self) -> Composition:
+        """What the rest of the loss is made of, under its current state."""
+
+    @abstractmethod
     def numbers(self, elements: Elements) -> tuple[Term | SumTerm, ...]:
         """The numbers that `over_numbers` takes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def over_numbers(self, elements: Elements, *numbers: Tensor) -> Tensor:
         """The term over the batch, a scalar.
 
@@ -34,15 +40,12 @@ class BatchLoss(Loss):
             *numbers: what `numbers` asks for, ``(A[, S])`` or ``(K,)`` each; of an ignored element, they may
                 be anything.
         """
-        raise NotImplementedError
 
     def over_batch(self, elements: Elements) -> Tensor:
         return self.over_numbers(elements, *reduce_each(elements, *self.numbers(elements)))
 
     def _terms(self, elements: Elements) -> tuple[Tensor, Tensor]:
-        composition = self.composition()
-        assert composition is not None
-        terms = composition.term(elements.logits), *self.numbers(elements)
+        terms = self.composition().term(elements.logits), *self.numbers(elements)
         values, *numbers = reduce_each(elements, *terms)
         return values, self.over_numbers(elements, *numbers)
 

@@ -110,7 +110,7 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
     def idle(self) -> str | None:
         if self.previous_penalty.max() > _NEGLIGIBLE:
             return None
-        return f"Try a lower margin, such as {self.margin / 2:g}"
+        return self.lower_margin(self.margin / 2, f"a lower margin, such as {self.margin / 2:g}")
 
     def measure(self, elements: Elements) -> ExcessStatistics:
         def excess(shifted: Tensor) -> tuple[Tensor]:

@@ -166,7 +166,8 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         if violation > 0 or self.multiplier.max() > _NEGLIGIBLE:
             return None
         # Not above the largest mean distance, also after rounding.
-        return f"Try a margin of {0.95 * self.margin * (1 + violation):.2g} or less"
+        margin = 0.95 * self.margin * (1 + violation)
+        return self.lower_margin(margin, f"a margin of {margin:.2g} or less")
 
     def advice(self) -> str | None:
         found, largest = super().advice(), self.penalty_weight_max

@@ -205,6 +205,20 @@ class ClassAdaptiveSmoothing(AdaptiveLoss):
     def idle(self) -> str | None:
         """What to change if the penalty has no effect under the current state; None if it has one."""
 
+    def lower_margin(self, margin: float, expected: str) -> str:
+        """The advice to try a lower margin, described by ``expected``, unless it would be useless."""
+        highest = self._highest_confidence(margin)
+        if highest < _LOW_CONFIDENCE:
+            return (
+                "Train for longer: with logits as close together as now, no confidence is above "
+                f"{100 * highest:.0f} %"
+            )
+        return f"Try {expected}, or train for longer"
+
+    def _highest_confidence(self, margin: float) -> float:
+        """That of the largest logit if all others lie the margin below it."""
+        return 1 / (1 + (self.num_classes - 1) * math.exp(-margin))
+
     def advice(self) -> str | None:
         if self.passes < SEVERAL_PASSES:
             return None
@@ -219,12 +233,11 @@ class ClassAdaptiveSmoothing(AdaptiveLoss):
                 f"{reached} of {self.multiplier.numel()} multipliers are at the upper bound {high:g} of "
                 f"multiplier_range. Try a margin above {self.margin:g}"
             )
-        # That of the largest logit if all others lie the margin below it.
-        confidence = 1 / (1 + (self.num_classes - 1) * math.exp(-self.margin))
-        if confidence < _LOW_CONFIDENCE:
+        highest = self._highest_confidence(self.margin)
+        if highest < _LOW_CONFIDENCE:
             return (
                 f"with {self.num_classes} classes and logits at most the margin of {self.margin:g} apart, no "
-                f"confidence can be above {100 * confidence:.0f} %. If the model is right more often, try a "
+                f"confidence can be above {100 * highest:.0f} %. If the model is right more often, try a "
                 "larger margin"
             )
         return None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from calibrant.arguments import Registry
+from calibrant.arguments import Registry, nearest
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.metrics.accuracy import in_top_k, mean_of_ious
 from calibrant.metrics.calibration import (
@@ -158,9 +158,11 @@ class Metric(Description):
 def compute(parts: Mapping[str, Any], options: Options) -> dict[str, Tensor]:
     """All metrics that can be computed from the parts: scalars, or ``(R,)`` for parts with a leading axis.
 
-    The parts are the sources of `Metric` by name. For "elements": the means, by the name of the metric.
+    The parts are the sources of `Metric` by name, always with "counts". For "elements": the means, by the
+    name of the metric.
     """
     found: dict[str, Tensor] = {}
+    shape = tuple(parts["counts"].samples.shape)
     if "confidences" in parts:
         known = parts["confidences"]
         folded = options.binary and not isinstance(known, Predictions)  # which fold and keep their own sums
@@ -169,12 +171,26 @@ def compute(parts: Mapping[str, Any], options: Options) -> dict[str, Tensor]:
         if not metric.wanted(options):
             continue
         if metric.source in found:
-            found[name] = metric.function(found[metric.source], options)
+            found[name] = _value(name, found[metric.source], options, shape)
         elif metric.source == "elements":
             if name in parts.get("elements", ()):
                 found[name] = parts["elements"][name]
         elif metric.source in parts:
-            found[name] = metric.function(parts[metric.source], options)
+            found[name] = _value(name, parts[metric.source], options, shape)
+    return found
+
+
+def _value(name: str, source: Any, options: Options, shape: tuple[int, ...]) -> Tensor:
+    """The value of a metric; an error that names it if the function returns anything else."""
+    metric = METRICS[name]
+    found = metric.function(source, options)
+    shapes = (shape,) if metric.streamed else (shape, ())
+    if not isinstance(found, Tensor) or found.shape not in shapes:
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(
+            f"the function of the metric {name!r} must return a tensor of shape "
+            f"{' or '.join(map(str, shapes))} here, got {got}; see calibrant.metrics.Metric"
+        )
     return found
 
 
@@ -192,7 +208,7 @@ def element_values(
 ) -> dict[str, Tensor]:
     """The values of the metrics that are means over elements: ``(N,)``, or a scalar."""
     found = element_metrics(options, streamed=streamed)
-    return {name: metric.function(predictions, options).double() for name, metric in found.items()}
+    return {name: _value(name, predictions, options, (predictions.samples,)).double() for name in found}
 
 
 def calibration_errors(*sources: str) -> list[str]:
@@ -398,5 +414,33 @@ _METRICS: dict[str, Metric] = {
     ),
 }
 
-METRICS = Registry(_METRICS, Metric, classes=False)
+_SOURCES = ("confidences", "ranking", "counts", "gaps", "elements")
+
+RESERVED = """
+bins binary classes compare dense exact figures fingerprint format from_dict from_json groups intervals
+is_paired_with labels level macro metrics name num_classes p_value per_image reliability replicates
+risk_coverage ruled_out samples seed to_dict to_json why_untested
+"""
+"""What no metric may be called: the other attributes of an evaluation, and the other keys of its JSON."""
+
+
+def _check(name: str, metric: Metric) -> None:
+    """Refuse what is no metric, and metrics that could not be computed or stored."""
+    if not isinstance(metric, Metric):
+        raise TypeError(f"{name!r}: expected an instance of calibrant's Metric, got {metric!r}")
+    if name in RESERVED.split():
+        raise ValueError(f"{name!r}: evaluations have another attribute of this name; choose another")
+    if not callable(metric.function):
+        raise TypeError(f"{name!r}: the function must be callable, got {metric.function!r}")
+    known = [*_SOURCES, *(other for other in METRICS if other != name)]
+    if metric.source not in known:
+        raise ValueError(
+            f"{name!r}: the source must be {', '.join(_SOURCES)} or a metric that was added before, got "
+            f"{metric.source!r}{nearest(metric.source, known)}"
+        )
+
+
+METRICS: Registry[Metric] = Registry({}, _check)
 """Every metric by name, in the order of the tables."""
+
+METRICS.update(_METRICS)  # after it exists, because the source of a metric may be another

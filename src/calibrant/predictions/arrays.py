@@ -251,25 +251,29 @@ def open_pt(path: Path) -> PredictionFile:
             new = zipfile.is_zipfile(path)
             source = path if new else io.BytesIO(path.read_bytes())
             data = torch.load(source, "cpu", weights_only=True, mmap=new)
-    except UnpicklingError as error:
+    except (UnpicklingError, LookupError, EOFError) as error:  # by what a file that is no pickle begins with
         raise BadFileError(
-            path, "holds pickled objects, or is damaged; expected a dict of tensors saved by torch.save"
+            path,
+            "holds pickled objects, or is damaged; expected a dict of tensors saved by torch.save (made of "
+            "NumPy arrays by torch.from_numpy)",
         ) from error
     if not isinstance(data, dict):
         raise BadFileError(path, f"holds a {type(data).__name__}; expected a dict of tensors")
-    arrays = {
-        name: _tensor_array(path, name, value.detach())
-        for name, value in data.items()
-        if isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
-    }
+    arrays = {}
+    for name in filter(data.__contains__, _ARRAYS):
+        value = data[name]
+        if not isinstance(value, Tensor) or value.layout != torch.strided:
+            found = value.layout if isinstance(value, Tensor) else type(value).__name__
+            raise BadFileError(path, f"{name} are of type {found}; expected a dense tensor")
+        arrays[name] = _tensor_array(path, name, value.detach())
     names = _strings(path, data["class_names"]) if "class_names" in data else None
     return _predictions(path, arrays, names, ", ".join(map(str, data)))
 
 
 def _tensor_array(path: Path, name: str, tensor: Tensor) -> _Array:
-    if name in _ARRAYS and tensor.is_meta:
+    if tensor.is_meta:
         raise BadFileError(path, f"{name} are meta tensors, which hold no values; expected stored values")
-    if name in _ARRAYS and tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+    if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
         raise BadFileError(
             path, f"{name} of shape {tuple(tensor.shape)} repeat their numbers; expected .contiguous() ones"
         )
@@ -288,6 +292,8 @@ def open_safetensors(path: Path) -> PredictionFile:
 
     with safe_open(path, framework="pt") as file:
         metadata, found = file.metadata() or {}, sorted(file.keys())
+        if (saved := metadata.get("format", "")).startswith("calibrant-"):  # such as calibrant-calibrator-1
+            raise BadFileError(path, f"is a {' '.join(saved.split('-')[1:-1])} file; expected predictions")
         headers = {name: file.get_slice(name) for name in found if name in _ARRAYS}
         arrays = {name: _safetensors_array(path, name, header) for name, header in headers.items()}
     names = None

@@ -229,6 +229,11 @@ def _open_folder(folder: Path, ignore_index: int, binary: bool, labelled: bool) 
             folder, f"is a folder without predictions; expected files with one of {', '.join(FORMATS)}"
         )
     suffixes = sorted({path.suffix.lower() for path in paths})
+    if len(suffixes) > 1 and (folder / "recipe.toml").is_file():
+        raise BadFileError(
+            folder,
+            f"is the folder of a run; expected a file of its predictions, such as {folder / 'test.npz'}",
+        )
     if len(suffixes) > 1:
         raise BadFileError(folder, f"has files with {' and '.join(suffixes)}; expected one kind of files")
     paths.sort(key=_natural_order)

@@ -18,6 +18,7 @@ require("report", "jinja2", "matplotlib", purpose=__name__)
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
+from calibrant.arguments import instance_of
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
 from calibrant.evaluation.comparison import Comparison
@@ -59,7 +60,7 @@ class Summary:
 
 
 def write_report(
-    evaluations: Sequence[Evaluation],
+    evaluations: Evaluation | Sequence[Evaluation],
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
@@ -72,7 +73,7 @@ def write_report(
     An existing file is replaced in one step. Equal evaluations give equal bytes.
 
     Args:
-        evaluations: at least one evaluation; models of the same name are numbered.
+        evaluations: one evaluation or several; models of the same name are numbered.
         path: the HTML file to write, in a folder that exists.
         title: the heading of the page; by default, "Calibration of" a single model or "Calibration report".
         summary: a section to put before the evaluations.
@@ -89,6 +90,7 @@ def write_report(
     ...     os.listdir(folder)
     ['report.html']
     """
+    instance_of("path", path, str, os.PathLike)
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target.name}: there is no folder {target.parent}")
@@ -97,7 +99,7 @@ def write_report(
 
 
 def render_report(
-    evaluations: Sequence[Evaluation],
+    evaluations: Evaluation | Sequence[Evaluation],
     *,
     title: str | None = None,
     summary: Summary | None = None,
@@ -112,6 +114,9 @@ def render_report(
     >>> "<h1>Three classes</h1>" in render_report([evaluation], title="Three classes")
     True
     """
+    evaluations = evaluations if isinstance(evaluations, Sequence) else [evaluations]
+    for each in evaluations:
+        instance_of("evaluations", each, Evaluation)
     if not evaluations:
         raise ValueError("a report needs at least one evaluation")
     if fitted and len(evaluations) != 2:

@@ -14,6 +14,7 @@ from calibrant.printable import NOT_INDEPENDENT, counted
 from calibrant.reports.table_builders import differences
 from calibrant.reports.tables import Table, in_percent, number_text
 
+_DOUBTFUL = 0.2  # a p-value below which calibration is in doubt, even where it is not rejected
 _SMALL_GAP = 0.005  # between mean confidence and accuracy: not worth a headline
 _WORDS = {"ece": "calibration error (ECE)", "nll": "NLL"}
 
@@ -140,6 +141,10 @@ def one_model(evaluation: Evaluation) -> Verdict:
     if _p_value(evaluation) is not None:
         error = in_percent(evaluation.ece)
         meaning = f"a calibrated model may well get an ECE of {error} from this many elements"
+        if _is_doubtful(evaluation):
+            meaning = (
+                f"few calibrated models get an ECE of {error} from this many elements. More data would tell"
+            )
         if _is_rejected(evaluation):
             meaning = f"chance alone does not explain an ECE of {error}"
         sentences.append(f"{_capital(_test_words(evaluation))}: {meaning}.")
@@ -205,6 +210,12 @@ def _is_rejected(evaluation: Evaluation) -> bool:
     return p_value is not None and p_value < 1 - evaluation.level
 
 
+def _is_doubtful(evaluation: Evaluation) -> bool:
+    """Whether calibration is not rejected, but not far from it."""
+    p_value = _p_value(evaluation)
+    return p_value is not None and p_value < _DOUBTFUL and not _is_rejected(evaluation)
+
+
 def _is_needed(before: Evaluation, after: Evaluation) -> bool:
     """Whether a calibrator has something to repair, or has broken something, as far as this is tested."""
     return _p_value(before) is None or _is_rejected(before) or _is_rejected(after)
@@ -213,7 +224,8 @@ def _is_needed(before: Evaluation, after: Evaluation) -> bool:
 def _headline(evaluation: Evaluation) -> str:
     confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
     if _p_value(evaluation) is not None and not _is_rejected(evaluation):
-        return f"no sign of miscalibration in {counted(evaluation.samples, 'element')}"
+        sign = "no clear sign" if _is_doubtful(evaluation) else "no sign"
+        return f"{sign} of miscalibration in {counted(evaluation.samples, 'element')}"
     small = abs(confidence - accuracy) < _SMALL_GAP and not evaluation.binary
     if _is_rejected(evaluation) and small:
         return "miscalibrated, although mean confidence and accuracy agree"

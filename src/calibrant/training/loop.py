@@ -100,6 +100,8 @@ def train(
     ...     [path.name for path in sorted(train(recipe, folder).glob("*.npz"))]
     ['test.npz', 'validation.npz']
     """
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"recipe must be a Recipe, got {recipe!r}; Recipe.load(name or path) reads one")
     folder = Path(output)
     if calibrate is not None:
         check_method(calibrate)

@@ -178,13 +178,14 @@ def _table(files: Mapping[str, Path], target: str | None, changes: Sequence[str]
     about = f"{size:,} rows, target {listed}{'' if target else ' (by its name)'}"
     about += ", several labels for each (binary)" if several else ""
     option: dict[str, Any] = {"target": targets if len(targets) > 1 else targets[0]}
-    if len(others) == 1 and not numeric and _is_prose(next(iter(others.values()))):
+    json_lines = path.suffix.lower() == ".jsonl"  # of texts only, however short
+    if len(others) == 1 and not numeric and (json_lines or _is_prose(next(iter(others.values())))):
         if path.suffix.lower() == ".parquet":
             raise RecipeError(f"{path} is a table of texts: expected it as .csv, .tsv or .jsonl")
         _check_rows(path, [] if several else labels[0], size, given_parts)
         named = {**named, "label": option["target"]}
         return _texts(path, named, about, changes, others, binary=several)
-    if path.suffix.lower() == ".jsonl":
+    if json_lines:
         raise RecipeError(
             f"{path} has the columns {_quoted(others)} besides {listed}, expected one of texts; save a "
             "table of numbers and categories as .csv or .parquet"
@@ -348,9 +349,9 @@ def _check_sizes(path: Path, what: str, classes: int, *sizes: int) -> None:
     fewest = _FEWEST_PER_CLASS * classes
     if min(sizes, default=fewest) < fewest:
         raise RecipeError(
-            f"{path} has too little data: a part of it has only {min(sizes)} {what} of {classes} classes, "
-            f"expected at least {fewest} for validation and as many for the test, or "
-            f"{round(fewest / min(_PARTS.values()))} {what} to draw them from"
+            f"{path} has too few {what} for {classes} classes: {min(sizes)} for validation or test, expected "
+            f"{fewest} or more; use at least {round(fewest / min(_PARTS.values()))} {what}, or give "
+            "validation and test data of your own"
         )
 
 

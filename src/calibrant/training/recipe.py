@@ -57,7 +57,7 @@ class Recipe:
 
     Attributes:
         name: the name of the recipe.
-        description: one line about it.
+        description: one line about it. Recipes that differ in nothing else are equal.
         data: the data set, see `calibrant.training.data.DATA_SETS`.
         model: the network, see `calibrant.training.models.create_model`.
         loss: a key of `calibrant.losses.LOSSES`, with hyper-parameters in brackets. ``adapt`` in the brackets
@@ -100,7 +100,7 @@ class Recipe:
     """
 
     name: str = "recipe"
-    description: str = ""
+    description: str = field(default="", compare=False)
     loss: str = "ce"
     binary: bool = False
     seed: int = 0

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,8 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
 
 
 def _difference(recipe: Recipe, other: Recipe) -> str:
-    """The lines of another recipe that differ."""
-    ours, theirs = recipe.to_toml().splitlines(), other.to_toml().splitlines()
+    """The lines of another recipe that differ, but for its description."""
+    ours, theirs = (replace(each, description="").to_toml().splitlines() for each in (recipe, other))
     changed = [line for line in theirs if line not in ours]
     return "; ".join((changed or [f"without {line}" for line in ours if line not in theirs])[:3])
 
@@ -129,7 +130,7 @@ def check_data(folder: Path, kept: str, fingerprint: str) -> None:
     """Refuse data with another fingerprint than the one that the run has kept."""
     if kept != fingerprint:
         raise RecipeError(
-            f"the data have changed since the run in {folder} began: images, labels or their split are "
+            f"the data have changed since the run in {folder} began: inputs, labels or their split are "
             "different; put them back as they were, or choose another output folder"
         )
 

@@ -114,7 +114,10 @@ class Run:
         """The training, validation and test data."""
         if self.loaded is not None:
             return self.loaded
-        data = load_data(self.recipe.data, self.data_root)
+        try:
+            data = load_data(self.recipe.data, self.data_root)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"the run in {self.folder} needs its data: {error}") from error
         run_folder.check_data(self.folder, self._result["data"], data.fingerprint)
         return data
 

@@ -5,10 +5,12 @@ from dataclasses import replace
 import matplotlib
 import numpy as np
 import pytest
+import torch
 from matplotlib import pyplot
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from calibrant.evaluation import evaluate
 from calibrant.reports import plots
 from tests.reports.plots.drawn import NAN, bars, classes, legend, line, reliability, texts
 
@@ -109,6 +111,17 @@ def test_reliability_diagram_refuses(changes, message):
     with pytest.raises(ValueError, match=message):
         plots.reliability_diagram(replace(reliability(), **changes))
     assert pyplot.get_fignums() == []
+
+
+def test_reliability_diagram_of_an_evaluation():
+    logits = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    evaluation = evaluate(logits[:, 0], logits.argmax(1), binary=True, resamples=0)
+    ax = plots.reliability_diagram(evaluation, histogram=False)
+    bins = plots.reliability_diagram(evaluation.reliability, ece=evaluation.ece, histogram=False, binary=True)
+    assert texts(ax) == texts(bins)
+    assert ax.get_ylabel() == bins.get_ylabel() == "Frequency of yes"
+    np.testing.assert_array_equal(bars(ax, "Gap"), bars(bins, "Gap"))
+    assert texts(plots.reliability_diagram(evaluation, ece=0.25)) == ["ECE 25.00 %"]
 
 
 def test_reliability_diagram_refuses_an_impossible_error():

@@ -97,6 +97,28 @@ def test_given_axes_are_used_and_given_back(picture, ax):
     assert ax.figure.get_size_inches().tolist() == [3.4, 3.0]
 
 
+@pytest.mark.parametrize(
+    ("draw", "expected"),
+    [
+        (lambda: plots.reliability_diagram(LOGITS["ce"]), "data must be of type Reliability or Evaluation, "),
+        (lambda: plots.class_gaps(reliability()), "data must be a sequence of ClassFigures, got Reliability"),
+        (lambda: plots.class_gaps([curve()]), "data must be of type ClassFigures, got RiskCoverage"),
+        (lambda: plots.risk_coverage(curve()), "data must be a mapping from name to RiskCoverage, got Risk"),
+        (lambda: plots.risk_coverage({"ce": None}), r"data\['ce'\] must be of type RiskCoverage, got NoneTy"),
+        (
+            lambda: plots.roc_curve(LOGITS["ce"]),
+            r"data must be a mapping .*\(in_scores, out_scores\), got Ten",
+        ),
+        (lambda: plots.confidences(LOGITS["ce"]), "data must be a mapping from name to logits, got Tensor"),
+        (lambda: plots.training_curves([0.1]), "data must be a mapping from method to .*, got list"),
+    ],
+)
+def test_data_of_another_type_are_refused(draw, expected):
+    with pytest.raises(TypeError, match=f"^{expected}"):
+        draw()
+    assert pyplot.get_fignums() == []
+
+
 FORMATS = {"svg": b"<?xml", "png": b"\x89PNG"}
 
 

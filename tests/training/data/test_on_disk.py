@@ -157,8 +157,10 @@ def test_parts_with_a_folder_are_that_folder(tmp_path, name):
 
 
 def test_folders_that_cannot_be_used(tmp_path):
-    with pytest.raises(MissingDataError, match="train is missing: download images with one folder for each"):
+    with pytest.raises(MissingDataError, match="train is missing: expected images with one folder for each"):
         image_folder(tmp_path)
+    with pytest.raises(MissingDataError, match="gone is missing: expected images with one folder for each"):
+        image_folder(tmp_path, folder="gone")
     (tmp_path / "train/.hidden").mkdir(parents=True)
     with pytest.raises(ValueError, match="train has no folders, expected one for each class"):
         image_folder(tmp_path)

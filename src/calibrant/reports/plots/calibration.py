@@ -12,6 +12,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from calibrant.arguments import instance_of
 from calibrant.evaluation import ClassFigures, Evaluation, Reliability
 from calibrant.printable import wrapped
 from calibrant.reports import charts
@@ -27,7 +28,7 @@ _GRID_LETTERS = 30  # that fit beside a panel
 
 
 def reliability_diagram(
-    data: Reliability,
+    data: Reliability | Evaluation,
     ax: Axes | None = None,
     *,
     title: str | None = None,
@@ -43,12 +44,13 @@ def reliability_diagram(
     probability of yes.
 
     Args:
-        data: the bins, such as `Evaluation.reliability`.
-        ece: the calibration error to print; None to compute it from the bins.
+        data: an evaluation, or bins as in `Evaluation.reliability`.
+        ece: the calibration error to print; None for that of the evaluation, or to compute it from the bins.
         histogram: whether to draw a histogram of the confidence in the lower part. Its axes become the last
             of the figure.
         legend: whether to draw a legend.
-        binary: whether the bins are those of yes-or-no decisions, such as `Evaluation.binary`.
+        binary: whether the bins are those of yes-or-no decisions, as in `Evaluation.binary`. An evaluation
+            knows it.
 
     >>> intervals = (None, (0.1, 0.9)), (None, (0.25, 1.0))
     >>> bins = Reliability((0.0, 0.5, 1.0), (0, 4), (None, 0.8), (None, 0.5), *intervals)
@@ -56,6 +58,10 @@ def reliability_diagram(
     >>> ax.texts[0].get_text()
     'ECE 30.00 %'
     """
+    instance_of("data", data, Reliability, Evaluation)
+    if isinstance(data, Evaluation):
+        ece, binary = data.ece if ece is None else ece, data.binary
+        data = data.reliability
     edges, count = _check_reliability(data)
     filled = np.flatnonzero(count)
     width, centre = np.diff(edges)[filled], ((edges[:-1] + edges[1:]) / 2)[filled]
@@ -130,14 +136,7 @@ def reliability_grid(data: Mapping[str, Mapping[str, Evaluation]], title: str) -
         for place, (column, label) in enumerate(zip(columns, headings, strict=True)):
             left = _GRID_LEFT + place * (_GRID_PANEL + _GRID_BESIDE)
             ax = figure.add_axes((left / width, bottom / height, _GRID_PANEL / width, whole / height))
-            reliability_diagram(
-                evaluations[column].reliability,
-                ax,
-                title=None if number else label,
-                ece=evaluations[column].ece,
-                legend=False,
-                binary=evaluations[column].binary,
-            )
+            reliability_diagram(evaluations[column], ax, title=None if number else label, legend=False)
             ax.title.set_parse_math(False)
             below = figure.axes[-1]
             if place:
@@ -165,8 +164,9 @@ def class_gaps(
     >>> [label.get_text() for label in ax.get_yticklabels()]  # from the bottom
     ['dog', 'cat']
     """
-    checks.check_filled(data, "a sequence of ClassFigures")
+    checks.check_filled(data, "a sequence of ClassFigures", Sequence)
     for figures in data:
+        instance_of("data", figures, ClassFigures)
         if not np.isfinite(figures.gap):
             raise ValueError(f"the gap of class {figures.name!r} must be finite, got {figures.gap}")
     ordered = sorted(data, key=lambda figures: figures.gap)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +16,11 @@ Array = NDArray[np.float64]
 Numbers = ArrayLike | Tensor | Sequence[Tensor]
 
 
-def check_filled(data: Sequence[Any] | Mapping[str, Any], expected: str) -> None:
-    """Refuse empty data; `expected` says what it should hold."""
-    if not len(data):
+def check_filled(data: object, expected: str, kind: type = Mapping) -> None:
+    """Refuse data of another type and empty data; `expected` says what they should be."""
+    if not isinstance(data, kind):
+        raise TypeError(f"data must be {expected}, got {type(data).__name__}")
+    if not data:
         raise ValueError(f"data must be {expected}, got none")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from calibrant.arguments import instance_of
 from calibrant.evaluation.comparison import MeanFigure
 from calibrant.evaluation.ranks import Ranks
 from calibrant.metrics import METRICS, RiskCoverage
@@ -319,6 +320,8 @@ def risk_coverage(
     [0.0, 20.0]
     """
     checks.check_filled(data, "a mapping from name to RiskCoverage")
+    for name, curve in data.items():
+        instance_of(f"data[{name!r}]", curve, RiskCoverage)
     ax = drawing.given_or_new(ax, 2.3 + drawing.legend_height(data))
     for number, (name, curve) in enumerate(data.items()):
         coverage, risk = (

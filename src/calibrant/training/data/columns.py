@@ -69,7 +69,7 @@ def read_columns(path: Path) -> FileColumns:
     separates their values.
     """
     check_suffix(path, SUFFIXES)
-    present(path, "a table", path.parent, "put")
+    present(path, "a table")
     columns = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_separated(path)
     if not columns or not len(next(iter(columns.values()))):
         raise ValueError(f"{path} has no rows: expected column names, and at least one row")

@@ -72,7 +72,7 @@ def npz(
         raise FileNotFoundError(
             f"{path} is missing, but {file} exists: file is relative to the data root {root}"
         )
-    parts, names = _read(present(path, "such an archive, or make it with numpy.savez,", root, "put"))
+    parts, names = _read(present(path, "an archive of numpy.savez"))
     inputs, labels = parts["train"]
     sizes = part_sizes(len(labels), parts, validation=validation, test=test)
     drawn = draw_parts(labels, sizes, imbalance=imbalance, num_classes=len(names), seed=split_seed)

@@ -189,8 +189,8 @@ def image_folder(
         split_seed: the seed of the parts and of the long tail.
     """
     base = root / folder
-    top = base if _has_only_classes(base) else base / "train"
-    present(top, "images with one folder for each class", base / "train", "put")
+    top = base if not base.exists() or _has_only_classes(base) else base / "train"
+    present(top, "images with one folder for each class")
     one_of("augmentation", augmentation, ("resized-crop", "crop-flip", "none"))
     constants = NORMALISATIONS[one_of("normalisation", normalisation, tuple(NORMALISATIONS))]
     whole_number("image_size", image_size)

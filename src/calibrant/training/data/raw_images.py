@@ -18,7 +18,10 @@ from calibrant.training.data.safe_readers import SUFFIXES, Array, converted, is_
 
 RawImage = Path | str | Image.Image | Array
 
-_EXPECTED = "paths of images, Pillow images, or bytes (uint8) of shape (H, W), (H, W, C) or (N, H, W, C)"
+_EXPECTED = (
+    "paths of images, Pillow images, or bytes (uint8) of shape (H, W), (H, W, C), (N, H, W, C) or "
+    "(N, C, H, W)"
+)
 
 
 @dataclass(frozen=True)

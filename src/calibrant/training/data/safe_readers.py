@@ -38,22 +38,27 @@ SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".
 class MissingDataError(FileNotFoundError):
     """A file of a data set is missing; the message says what to download and where to put it.
 
+    Data of one's own have no folder: the message says what was expected.
+
     >>> print(MissingDataError(Path("data/a.bin"), "a.tar from https://example.org", Path("data")))
     data/a.bin is missing: download a.tar from https://example.org and unpack it in data
+    >>> print(MissingDataError(Path("data/a.csv"), "a table"))
+    data/a.csv is missing: expected a table
     """
 
-    def __init__(self, path: Path, download: str, folder: Path, how: str = "unpack") -> None:
-        super().__init__(f"{path} is missing: download {download} and {how} it in {folder}")
+    def __init__(self, path: Path, what: str, folder: Path | None = None, how: str = "unpack") -> None:
+        advice = f"expected {what}" if folder is None else f"download {what} and {how} it in {folder}"
+        super().__init__(f"{path} is missing: {advice}")
 
 
-def present(path: Path, download: str, folder: Path, how: str = "unpack") -> Path:
+def present(path: Path, what: str, folder: Path | None = None, how: str = "unpack") -> Path:
     """``path``, if it exists; otherwise a `MissingDataError` of these arguments.
 
-    >>> present(Path("."), "nothing", Path("anywhere"))
+    >>> present(Path("."), "a folder")
     PosixPath('.')
     """
     if not path.exists():
-        raise MissingDataError(path, download, folder, how)
+        raise MissingDataError(path, what, folder, how)
     return path
 
 

@@ -90,6 +90,11 @@ class TestTextTable:
                 r"line 1: column 'label' has \[1.5\], expected a list of labels",
             ),
             ("a.jsonl", '{"text": "x"}\n', r"line 1: no column 'label'"),
+            (
+                "a.jsonl",
+                '{"text": "x", "label": 0}\n{"text": "y"}\n',
+                r"a\.jsonl, line 2: nothing in column 'label', expected a value; leave out rows without one",
+            ),
             ("a.xlsx", "", r"ends in '\.xlsx': expected one of '\.csv', '\.tsv', '\.jsonl'"),
         ],
     )

@@ -201,7 +201,7 @@ def read_others(file: Path, known: Collection[str]) -> dict[str, list[Any]]:
 def _rows(file: Path, text: str, label: str | tuple[str, ...]) -> Iterator[tuple[int, str, Label]]:
     """The line, text and label of each row of a table, or its list of labels, checked one by one."""
     if file.suffix.lower() in _READERS:
-        present(file, f"a table with the columns {text!r} and {label!r}", file.parent, "put")
+        present(file, f"a table with the columns {text!r} and {label!r}")
     lists: bool | None = None
     for line, row in _table(file):
         where = f"{file}, line {line}"
@@ -236,7 +236,9 @@ def _value(row: Mapping[str, Any], column: str, where: str, option: str) -> Any:
             f"{', '.join(map(repr, row))}{option and f': say {option}=NAME for another'}"
         )
     if row[column] is None:
-        raise ValueError(f"{where}: nothing in column {column!r}, expected a value")
+        raise ValueError(
+            f"{where}: nothing in column {column!r}, expected a value; leave out rows without one"
+        )
     return row[column]
 
 
@@ -278,7 +280,8 @@ def separated(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects in the lines of a file, each with its line."""
+    """The objects in the lines of a file, each with its line; a value that only rows before have is None."""
+    names: dict[str, None] = {}
     with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -294,7 +297,8 @@ def json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise ValueError(f"{file}, line {number}: {error}, expected an object") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{file}, line {number}: {line.strip()[:40]!r}, expected an object")
-            yield number, row
+            names |= dict.fromkeys(row)
+            yield number, names | row
 
 
 _READERS: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
