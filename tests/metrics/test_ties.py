@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from calibrant import evaluate
 from calibrant.calibrators import Spline
 from calibrant.metrics import METRICS, Predictions, adaptive_ece
 from calibrant.metrics.catalogue import Options, compute
-from calibrant.metrics.resampling import Resamples
+from calibrant.metrics.resampling import Resamples, _drawn_counts
 
 LEVELS = torch.tensor([0.4, 1.1, 2.3, 60.0], dtype=torch.float64)  # the last is a confidence of exactly 1
 
@@ -117,10 +118,15 @@ def test_resamples_that_draw_the_same_elements_have_the_same_figures():
     """Intervals depend on the draws, not on the order in which equal confidences lie."""
     logits, target = tied(2, 150)
     weight = torch.randint(4, (5, 150), generator=torch.Generator().manual_seed(0)).double()
-    expected = compute({"confidences": Resamples.of(Predictions.of(logits, target), weight)}, Options())
+
+    def figures(order: Tensor) -> dict[str, Tensor]:
+        predictions, drawn = Predictions.of(logits[order], target[order]), weight[:, order]
+        parts = {"confidences": Resamples.of(predictions, drawn), "counts": _drawn_counts(predictions, drawn)}
+        return compute(parts, Options())
+
+    expected = figures(torch.arange(150))
     for order in permutations(150):
-        predictions = Predictions.of(logits[order], target[order])
-        found = compute({"confidences": Resamples.of(predictions, weight[:, order])}, Options())
+        found = figures(order)
         for name, values in expected.items():
             torch.testing.assert_close(found[name], values, rtol=1e-9, atol=1e-12)
 
