@@ -1009,6 +1009,12 @@ def test_what_is_no_evaluation_is_refused(text: str, message: str) -> None:
         (lambda content: content.update(reliability=3), "not an evaluation"),
         (lambda content: content.update(classes=3), "not an evaluation"),
         (lambda content: content.update(intervals=[]), "not an evaluation"),
+        (lambda content: content.update(ece="0.1"), "'ece': expected finite numbers, .* got '0.1'"),
+        (lambda content: content.update(ece=True), "'ece': expected finite numbers, .* got True"),
+        (lambda content: content.update(nll=math.inf), "'nll': expected finite numbers, .* got inf"),
+        (lambda content: content["intervals"].update(nll=[math.nan, 1.0]), "'nll': expected .* got nan"),
+        (lambda content: content["intervals"].update(nll=[0.5]), "'nll': expected .* got 1 ends"),
+        (lambda content: content["replicates"].update(nll=[0.5, None]), "'nll': expected .* got None"),
     ],
 )
 def test_changed_evaluations_are_refused(

@@ -358,7 +358,7 @@ class Evaluation:
         try:
             ends, drawn = plain.pop("intervals"), plain.pop("replicates")
             plain["figures"] = {
-                name: Figure(plain.pop(name), _tuples(ends.get(name)), _tuples(drawn.get(name, [])))
+                name: _figure(name, plain.pop(name), ends.get(name), drawn.get(name, []))
                 if metric.since <= version
                 else Figure(None)
                 for name, metric in METRICS.items()
@@ -503,6 +503,18 @@ def _added_by_zeros(evaluation: Evaluation) -> float:
 def _texts(metrics: Mapping[str, float | None], names: Iterable[str]) -> list[str]:
     values = [(METRICS[name], metrics[name]) for name in names]
     return ["" if value is None else metric.text(value) for metric, value in values]
+
+
+def _figure(name: str, value: Any, ends: Any, drawn: Any) -> Figure:
+    """A figure as it was read; an error that names the metric unless all its entries are finite numbers."""
+    numbers = [*([] if value is None else [value]), *([] if ends is None else ends), *drawn]
+    wrong = [each for each in numbers if type(each) not in (int, float) or not math.isfinite(each)]
+    if wrong or (ends is not None and len(ends) != 2):
+        got = repr(wrong[0]) if wrong else f"{len(ends)} ends of its interval"
+        raise ValueError(
+            f"not an evaluation: {name!r}: expected finite numbers, and an interval of two, got {got}"
+        )
+    return Figure(value, _tuples(ends), _tuples(drawn))
 
 
 def _tuples(values: Any) -> Any:
