@@ -191,8 +191,10 @@ def test_errors_reach_the_caller_and_the_next_call_works(threads):
 def test_the_process_ends_well_after_an_interruption():
     """At its end a thread may still be inside torch."""
     program = """
-import _thread, torch
+import _thread, signal, torch
 from calibrant.kernels.workers import in_threads
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's job in the background ignores
 
 def work(thread):
     if thread == 0:  # a second interruption can come while Python prints the error
