@@ -11,7 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from calibrant.calibrators import CALIBRATORS, Calibrator, choose, create_calibrator, save_calibrator
+from calibrant.calibrators import (
+    CALIBRATORS,
+    Calibrator,
+    choose,
+    create_calibrator,
+    load_calibrator,
+    save_calibrator,
+)
 from calibrant.calibrators.streaming import Scaling
 from calibrant.calibrators.temperature import ChanceWarning
 from tests.calibrators.test_create import OPTIONS
@@ -348,7 +355,7 @@ PER_CLASS += ["histogram-binning", "bayesian-binning", "beta", "platt"]
 
 @every
 def test_only_what_fits_each_class_warns_of_one_that_is_absent(key, options):
-    logits, target = sampled(100, 5, seed=23)
+    logits, target = sampled(200, 5, seed=23)
     target = torch.where((target == 1) | (target == 4), 2, target)
     calibrator = create_calibrator(key, **options)
     assert calibrator.per_class == (key in PER_CLASS and options.get("variant") != "top-label")
@@ -412,35 +419,96 @@ def test_what_cannot_learn_from_batches_says_so(key, options):
             calibrator.fit_batches(batches)
 
 
-def that_keeps(keep):
-    """A calibrator that does this to itself with a learned scalar."""
+class Own(Calibrator):
+    """A calibrator that learns a scalar, and does something to itself with it."""
 
-    class Own(Calibrator):
-        def fit_rows(self, rows, labels):
-            keep(self, rows.std())
+    key = "own"
 
-        def transform(self, rows):
-            return rows
+    def __init__(self, keep):
+        super().__init__()
+        self.keep, self.state = keep, {}
 
-    return Own()
+    def options(self):
+        return {}
+
+    def fit_rows(self, rows, labels):
+        self.learn("least", rows.min())
+        self.keep(self, rows.std())
+
+    def transform(self, rows):
+        width = self.state.get("width", getattr(self, "width", 1))
+        return rows / (width.weight if isinstance(width, torch.nn.Module) else width)
+
+
+def keeping(keep):
+    """`Own` that does this, also where it is created without arguments, as for each label and when read."""
+
+    class Keeping(Own):
+        def __init__(self):
+            super().__init__(keep)
+
+    return Keeping()
+
+
+def as_module(value):
+    layer = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(layer.weight, value.item())
+    return layer
 
 
 @pytest.mark.parametrize("binary", [False, True])
-@pytest.mark.parametrize("wrap", [lambda value: value, torch.nn.Parameter, lambda _: torch.nn.Identity()])
-def test_what_a_file_would_not_hold_is_refused(wrap, binary, tmp_path):
-    calibrator = that_keeps(lambda self, value: setattr(self, "width", wrap(value)))
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda self, value: setattr(self, "width", value),
+        lambda self, value: setattr(self, "width", 10),
+        lambda self, value: setattr(self, "width", torch.nn.Parameter(value)),
+        lambda self, value: setattr(self, "wide", as_module(value)) or self.state.update(width=self.wide),
+        lambda self, value: self.state.update(width=value.item()),
+    ],
+)
+def test_what_a_file_would_not_hold_is_refused(keep, binary, tmp_path):
+    calibrator = keeping(keep)
     logits, target = sampled(50, 2)
-    calibrator.fit(logits[:, 1] if binary else logits, target, binary=binary)
-    with pytest.raises(TypeError, match=r"^Own sets width in its fit, .* self\.learn\('width', tensor\)$"):
-        save_calibrator(calibrator, tmp_path / "own.safetensors")
+    for _ in range(2):
+        calibrator.fit(logits[:, 1] if binary else logits, target, binary=binary)
+        with pytest.raises(TypeError, match=r"^Keeping: files hold .* gives other results. Store all"):
+            save_calibrator(calibrator, tmp_path / "own.safetensors")
     assert not list(tmp_path.iterdir())
 
 
+def test_a_copy_that_fails_is_refused_with_its_error(tmp_path):
+    calibrator = keeping(lambda self, value: setattr(self, "scale", value))
+    calibrator.transform = lambda rows: rows
+    type(calibrator).transform = lambda self, rows: rows / self.scale
+    with pytest.raises(
+        TypeError, match="fails with AttributeError: 'Keeping' object has no attribute 'scale'"
+    ):
+        save_calibrator(calibrator.fit(*sampled(50, 2)), tmp_path / "own.safetensors")
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda self, value: self.learn("width", value),
+        lambda self, value: setattr(self, "steps", 10),  # which changes no result
+    ],
+)
+def test_other_calibrators_of_ones_own_are_saved(keep, tmp_path, monkeypatch):
+    logits, target = sampled(50, 2)
+    calibrator = keeping(keep).fit(logits, target)
+    save_calibrator(calibrator, tmp_path / "own.safetensors")
+    monkeypatch.setitem(CALIBRATORS, "own", type(calibrator))
+    assert torch.equal(load_calibrator(tmp_path / "own.safetensors")(logits), calibrator(logits))
+
+
 def test_numbers_are_learned_as_tensors_are():
-    number = that_keeps(lambda self, value: self.learn("width", 0.1)).fit(*sampled(50, 2)).width
+    number = keeping(lambda self, value: self.learn("width", 0.1)).fit(*sampled(50, 2)).width
     assert number.item() == 0.1  # in float64
-    with pytest.raises(TypeError, match=r"Own: learn\('width', value\) takes a tensor or a number, got str"):
-        that_keeps(lambda self, value: self.learn("width", "wide")).fit(*sampled(50, 2))
+    with pytest.raises(
+        TypeError, match=r"Keeping: learn\('width', value\) takes a tensor or a number, got str"
+    ):
+        keeping(lambda self, value: self.learn("width", "wide")).fit(*sampled(50, 2))
 
 
 def test_advice_for_single_probabilities_with_zeros():

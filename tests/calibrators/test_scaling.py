@@ -606,13 +606,14 @@ def test_very_many_parameters_are_fitted_nearly_as_well(
 class TestFreeParameters:
     """How many of a matrix's parameters the data can pay for."""
 
-    def test_more_than_a_perfect_fit_pays_for_leave_temperature_scaling(
-        self, method: type[MatrixScaling]
+    def test_a_long_fit_that_cannot_pay_is_left_at_temperature_scaling(
+        self, method: type[MatrixScaling], monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("calibrant.calibrators.linear._MANY", 1)
         logits, target = sampled(200, 50, spread=1.0)
         batches = Counted([(logits, target)])
         with pytest.warns(
-            UserWarning, match="has about 2,5.. free parameters for 200 elements.* left at that"
+            UserWarning, match="has about 2,4.. free parameters for 200 elements.* stays temperature scaling"
         ):
             calibrator = method().fit_batches(batches)
         assert batches.passes < 20
@@ -620,24 +621,31 @@ class TestFreeParameters:
         torch.testing.assert_close(calibrator.weight, expected, check_dtype=False)
 
     def test_a_stronger_penalty_leaves_fewer(self, method: type[MatrixScaling]) -> None:
-        logits, target = sampled(200, 50, spread=1.0)
+        logits, target = sampled(400, 50, spread=1.0)
         with warnings.catch_warnings(action="error"):
             held = method(off_diagonal_penalty=10_000, bias_penalty=10).fit(logits, target)
         tempered = Temperature().fit(logits, target)
         assert 1 < likelihood(held(logits), target) < likelihood(tempered(logits), target)
 
-    def test_a_fit_that_other_data_do_not_bear_out_is_warned_of(self, method: type[MatrixScaling]) -> None:
-        logits, target = sampled(4000, 20, spread=1.0)
-        learned, others = slice(500), slice(500, None)
-        with pytest.warns(UserWarning, match="free parameters for 500 elements.* on other data") as caught:
+    @pytest.mark.parametrize(("classes", "samples"), [(2, 10), (5, 100), (10, 300), (20, 800)])
+    def test_a_fit_to_few_elements_is_warned_of(
+        self, classes: int, samples: int, method: type[MatrixScaling]
+    ) -> None:
+        logits, target = sampled(samples + 4000, classes, spread=1.0)
+        learned, others = slice(samples), slice(samples, None)
+        free = (classes - 1) * (classes + 1)
+        with pytest.warns(UserWarning, match="On other data it is probably worse") as caught:
             calibrator = method().fit(logits[learned], target[learned])
-        before, after = map(
-            float, re.findall(r"scaling is ([\d.]+); expect about ([\d.]+) on", str(caught[0].message))[0]
-        )
-        assert likelihood(calibrator(logits[learned]), target[learned]) < before < after
-        assert likelihood(calibrator(logits[others]), target[others]) > before + 0.25
+        (found,) = re.findall(r"about ([\d,]+) free", str(caught[0].message))
+        assert int(found.replace(",", "")) == pytest.approx(free, rel=0.1)
+        tempered = Temperature().fit(logits[learned], target[learned])
 
-    def test_a_fit_that_they_bear_out_is_not(self, method: type[MatrixScaling]) -> None:
+        def on_others(fitted: Scaling) -> float:
+            return likelihood(fitted(logits[others]), target[others])
+
+        assert on_others(calibrator) > on_others(tempered)
+
+    def test_a_fit_to_many_is_not(self, method: type[MatrixScaling]) -> None:
         """Two classes are swapped: a matrix repairs that, and a temperature cannot."""
         generator = torch.Generator().manual_seed(0)
         target = torch.randint(6, (4000,), generator=generator)

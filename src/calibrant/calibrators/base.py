@@ -6,8 +6,8 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any, ClassVar, Self
 
@@ -74,9 +74,6 @@ class FittedLayer(nn.Module, ABC):
 
     labels: nn.ModuleList
 
-    unsaved: tuple[str, ...] = ()
-    """The attributes that the last fit set without `learn`: files would not hold them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.num_classes: int | None = None
@@ -111,7 +108,7 @@ class FittedLayer(nn.Module, ABC):
     def _fit(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
         """Fit to logits of classes."""
         rows, labels = valid_rows(logits, target, ignore_index)
-        with self._learning():
+        with torch.no_grad():
             self.fit_rows(rows, labels)
         self.fitted_to(labels.bincount(minlength=rows.shape[1]))
         return self
@@ -189,19 +186,6 @@ class FittedLayer(nn.Module, ABC):
                 f"{type(self).__name__} has learned nothing yet: call fit(logits, target) first"
             )
         return self.num_classes
-
-    @contextmanager
-    def _learning(self) -> Iterator[None]:
-        """Around a fit: no gradients, and a note of the attributes that it sets."""
-        before = self._attributes()
-        with torch.no_grad():
-            yield
-        after = self._attributes()
-        self.unsaved = tuple(name for name in after if before.get(name, before) is not after[name])
-
-    def _attributes(self) -> dict[str, Any]:
-        """All attributes but the buffers."""
-        return {**vars(self), **self._parameters, **self._modules}
 
     def learn(self, name: str, value: Tensor | float) -> None:
         """Register learned state as a float64 buffer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ def save_calibrator(
         class_names: the names of the classes in the order of the logits. None keeps the calibrator's own.
 
     Raises:
-        TypeError: it is no calibrator, or its fit sets attributes that a file would not hold.
+        TypeError: it is no calibrator, or it depends on more than the file would hold.
         RuntimeError: the calibrator is not fitted.
         ValueError: the number of names is not the number of classes.
 
@@ -61,12 +61,6 @@ def save_layer(
     from safetensors.torch import save
 
     classes = calibrator.fitted_classes()
-    for layer in calibrator.modules():
-        if isinstance(layer, FittedLayer) and (lost := layer.unsaved):
-            raise TypeError(
-                f"{type(layer).__name__} sets {', '.join(lost)} in its fit, but files hold only what "
-                f"self.learn stores: call self.learn({lost[0]!r}, tensor)"
-            )
     labels = len(calibrator.labels) if calibrator.binary else 0
     # A single label has the names of no and yes.
     number = labels if labels > 1 else classes
@@ -79,12 +73,15 @@ def save_layer(
         **({"labels": labels} if labels else {}),
     }
     module = type(calibrator).__module__
-    if not module.startswith("calibrant."):
+    own = not module.startswith("calibrant.")
+    if own:
         description["module"] = module  # loading imports nothing, but its error can name the module
     tensors = {name: buffer.cpu().contiguous() for name, buffer in calibrator.named_buffers()}
     tensors = tensors or {"nothing": torch.zeros(1)}  # some readers refuse a file without tensors
     description["checksum"] = _checksum(tensors)
     written = json.dumps(description, default=_plain)
+    if own:
+        _check_read_back(calibrator, json.loads(written), tensors)
     replace_file(Path(path), save(tensors, metadata={"format": _format(what), "calibrator": written}))
 
 
@@ -143,26 +140,8 @@ def load_layer(
         description: dict[str, Any] = json.loads(header["calibrator"])
         if description["checksum"] != _checksum(tensors):
             raise ValueError("its numbers are not those that were saved")
-        calibrator = create(description["method"], **description["options"])
-        calibrator.num_classes = int(description["num_classes"])
-        if not 0 < calibrator.num_classes <= MAX_CLASSES:  # before anything is allocated for them
-            raise ValueError(f"it is for {calibrator.num_classes:,} classes")
-        labels = int(description.get("labels", 0))
-        if not 0 <= labels <= MAX_CLASSES:
-            raise ValueError(f"it is for {labels:,} labels")
-        names = description.get("class_names")  # older files have none
-        calibrator.class_names = _checked(names, labels if labels > 1 else calibrator.num_classes)
-        calibrator.expect_labels(labels)
-        for part in calibrator.labels if labels else ():
-            assert isinstance(part, FittedLayer)
-            part.num_classes = calibrator.num_classes
-        for key, tensor in tensors.items():
-            owner, _, buffer = key.rpartition(".")
-            if buffer != "nothing":
-                module = calibrator.get_submodule(owner)
-                assert isinstance(module, FittedLayer)
-                module.learn(buffer, tensor)
-        calibrator(torch.zeros(5, labels or calibrator.num_classes, 2, 3))  # raises if tensors do not fit
+        calibrator = _restored(description, tensors, create)
+        calibrator(torch.zeros(5, _logits_each(calibrator), 2, 3))  # raises if tensors do not fit
     except UnknownCalibratorError:
         saved_by = description.get("module")
         source = f" ({saved_by!r} when it was saved)" if saved_by else ""
@@ -176,6 +155,57 @@ def load_layer(
     if problem is not None:
         raise ValueError(f"{name} was fitted to other classes than are asked for: {problem}")
     return calibrator
+
+
+def _restored(
+    description: Mapping[str, Any], tensors: Mapping[str, Tensor], create: Callable[..., Layer]
+) -> Layer:
+    """The layer that a file describes."""
+    layer = create(description["method"], **description["options"])
+    layer.num_classes = int(description["num_classes"])
+    if not 0 < layer.num_classes <= MAX_CLASSES:  # before anything is allocated for them
+        raise ValueError(f"it is for {layer.num_classes:,} classes")
+    labels = int(description.get("labels", 0))
+    if not 0 <= labels <= MAX_CLASSES:
+        raise ValueError(f"it is for {labels:,} labels")
+    names = description.get("class_names")  # older files have none
+    layer.class_names = _checked(names, labels if labels > 1 else layer.num_classes)
+    layer.expect_labels(labels)
+    for part in layer.labels if labels else ():
+        assert isinstance(part, FittedLayer)
+        part.num_classes = layer.num_classes
+    for key, tensor in tensors.items():
+        owner, _, buffer = key.rpartition(".")
+        if buffer != "nothing":
+            module = layer.get_submodule(owner)
+            assert isinstance(module, FittedLayer)
+            module.learn(buffer, tensor)
+    return layer
+
+
+def _logits_each(layer: FittedLayer) -> int:
+    """How many logits an element has."""
+    return len(layer.labels) if layer.binary else layer.fitted_classes()
+
+
+def _check_read_back(
+    calibrator: FittedLayer, description: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Raise an error if a user's layer would not be the same when its file is read."""
+    where = next((buffer.device for buffer in calibrator.buffers()), torch.device("cpu"))
+    rows = torch.randn(20, _logits_each(calibrator), generator=torch.Generator().manual_seed(0)).to(where)
+    expected = calibrator(rows)
+    try:
+        again = _restored(description, tensors, lambda _, **options: type(calibrator)(**options))
+        same = torch.equal(again.to(where)(rows).nan_to_num(), expected.nan_to_num())
+        problem = "" if same else "a calibrator made from them gives other results"
+    except Exception as error:  # whatever the user's code raises
+        problem = f"a calibrator made from them fails with {type(error).__name__}: {error}"
+    if problem:
+        raise TypeError(
+            f"{type(calibrator).__name__}: files hold its options and what self.learn(name, tensor) stored, "
+            f"but {problem}. Store all that it learns with self.learn"
+        )
 
 
 def _format(what: str) -> str:

@@ -213,7 +213,7 @@ class FittedInPasses(FittedLayer):
         return self._fit_to(batches, ignore_index)
 
     def _fit_to(self, batches: Batches, ignore_index: int, *, in_memory: bool = False) -> Self:
-        with self._learning():
+        with torch.no_grad():
             data = HeldOut(batches, ignore_index, in_memory=in_memory)
             if data.ruled_out and not self.copes_with_zeros:
                 warn(
