@@ -210,7 +210,7 @@ class ClassAdaptiveSmoothing(AdaptiveLoss):
         highest = self._highest_confidence(margin)
         if highest < _LOW_CONFIDENCE:
             return (
-                "Train for longer: with logits as close together as now, no confidence is above "
+                f"Train for longer: a margin of {margin:.2g} would allow no confidence above "
                 f"{100 * highest:.0f} %"
             )
         return f"Try {expected}, or train for longer"
