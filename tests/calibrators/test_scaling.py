@@ -550,8 +550,14 @@ def test_batches_must_start_anew(method: type[Scaling]) -> None:
         method().fit_batches(batch for batch in [(logits, target)])
     with pytest.raises(ValueError, match="several times"):
         method().fit_batches(Once())
-    for wrong in ((logits, target), [logits], [(logits, target, target)], (logits[:2], target[:2])):
-        with pytest.raises(TypeError, match=r"^batches must be pairs \(logits, target\), got (Tensor|tuple)"):
+    for wrong, got in (
+        ((logits, target), r"a tensor; for a single pair call fit\(logits, target\)"),
+        ((logits[:2], target[:2]), "a tensor; for a single pair"),
+        ([logits], "a tensor; for a single pair"),
+        ([(logits, target, target)], "a tuple of 3"),
+        ([{"logits": logits}], "a dict"),
+    ):
+        with pytest.raises(TypeError, match=rf"^batches must be pairs \(logits, target\), got {got}"):
             method().fit_batches(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="4 classes"):
         method().fit_batches([(logits, target), (logits[:, :4], target.clamp_max(3))])

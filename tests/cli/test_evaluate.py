@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -17,7 +18,7 @@ import calibrant
 from calibrant import cli
 from calibrant.arguments import whole_number
 from calibrant.atomic import replace_file
-from calibrant.cli import prediction_files
+from calibrant.cli import prediction_files, terminal
 from calibrant.ensembles import pool
 from calibrant.evaluation import Evaluation, evaluate
 from calibrant.metrics import METRICS
@@ -342,6 +343,13 @@ def no_work(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_work")
+def test_a_report_may_go_to_a_stream(monkeypatch):
+    monkeypatch.setattr(Path, "is_file", lambda self: True)  # as /dev/stdout where it is redirected to a file
+    terminal.check_report(Path("/dev/stdout"))
+    with pytest.raises(typer.Exit):
+        terminal.check_report(Path("page"))
+
+
 def test_what_cannot_be_done_is_refused_before_the_work(tmp_path, file):
     out = tmp_path / "no" / "out"
     fails(run_evaluate(file, "--json", out), "--json", f"no folder {out.parent}")

@@ -13,6 +13,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 from calibrant import metrics
 from calibrant.evaluation import Evaluation, Evaluator, GroupFigures, Reliability, evaluate, evaluator
 from calibrant.evaluation.comparison import Comparison, Method
+from calibrant.evaluation.figures import intervals_note
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import as_logits
 from calibrant.metrics import METRICS, ClassGaps, Predictions, calibration_test, resampling
@@ -1021,6 +1023,7 @@ def test_changed_evaluations_are_refused(
     golden: Evaluation, change: Callable[[dict[str, Any]], Any], message: str
 ) -> None:
     content = golden.to_dict()
+    content["ece"] = np.float64(content["ece"])
     assert Evaluation.from_dict(content) == golden
     change(content)
     for read in (Evaluation.from_dict, lambda content: Evaluation.from_json(json.dumps(content))):
@@ -1298,6 +1301,15 @@ def test_intervals_of_few_resamples_are_called_rough(resamples: int, rough: bool
     logits = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
     text = str(evaluate(logits, logits.argmax(1), resamples=resamples))
     assert ("Intervals of so few resamples are rough and too narrow: take at least 40." in text) is rough
+
+
+def test_intervals_are_called_rough_for_their_own_level_only() -> None:
+    logits = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
+    low = evaluate(logits, logits.argmax(1), resamples=30, level=0.9)
+    high = evaluate(logits, logits.argmax(1), resamples=50)
+    assert "rough" not in intervals_note([low]) + intervals_note([high]) + intervals_note([low, high])
+    few = replace(low, level=0.95)
+    assert "take at least 40" in intervals_note([few, high])
 
 
 def test_one_is_printed_without_a_plural() -> None:

@@ -941,14 +941,20 @@ def test_files_of_calibrators_are_named(tmp_path, kind):
     refused(path, f"is a {kind} file; expected predictions")
 
 
+def test_entries_of_torch_files_may_be_none(tmp_path):
+    content = {"logits": torch.zeros(3, 2), "labels": torch.zeros(3).long(), "probabilities": None}
+    torch.save(content, tmp_path / "m.pt")
+    assert open_predictions(tmp_path / "m.pt").rows == 3
+
+
 def test_torch_files_that_hold_something_else(tmp_path):
     torch.save(torch.zeros(3), tmp_path / "m.pt")
     refused(tmp_path / "m.pt", "holds a Tensor", "dict of tensors")
     sparse, labels = torch.zeros(3, 2).to_sparse(), torch.zeros(3)
     torch.save({"logits": sparse, "labels": labels}, tmp_path / "m.pt")
-    refused(tmp_path / "m.pt", "logits are of type torch.sparse_coo; expected a dense tensor")
+    refused(tmp_path / "m.pt", "logits: expected a dense tensor, got torch.sparse_coo")
     torch.save({"logits": [torch.zeros(2)] * 3, "labels": labels}, tmp_path / "m.pt")
-    refused(tmp_path / "m.pt", "logits are of type list; expected a dense tensor")
+    refused(tmp_path / "m.pt", "logits: expected a dense tensor, got list")
     torch.save({"logits": np.zeros((3, 2)), "labels": labels}, tmp_path / "m.pt")
     refused(tmp_path / "m.pt", "NumPy arrays by torch.from_numpy")
     torch.save(

@@ -549,6 +549,9 @@ class TestFile:
     def test_a_single_evaluation_needs_no_list(self):
         assert render_report(evaluation()) == render_report([evaluation()])
 
+    def test_evaluations_may_come_from_any_collection(self):
+        assert render_report({"a": evaluation()}.values()) == render_report([evaluation()])
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [

@@ -247,7 +247,9 @@ def test_too_little_data(tmp_path, name):
     else:
         write_csv(path, rows, "\t")
     what = {"a.npz": "elements", "images": "images"}.get(name, "rows")
-    few = rf"has too few {what} for 2 classes: 1 for validation or test, expected 4 or more; .* 20 {what}, or"
+    few = (
+        rf"has too few {what} for 2 classes: 1 for validation or test, expected 4 or more each. .* 20 {what} "
+    )
     with pytest.raises(ValueError, match=few):
         choose_recipe(path)
 

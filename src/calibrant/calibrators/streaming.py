@@ -155,11 +155,13 @@ class HeldOut:
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     """The batch, if it is a pair."""
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
+    if isinstance(batch, Tensor):
         raise TypeError(
-            f"batches must be pairs (logits, target), got {type(batch).__name__}; for a single pair call "
-            "fit(logits, target)"
+            "batches must be pairs (logits, target), got a tensor; for a single pair call fit(logits, target)"
         )
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+        raise TypeError(f"batches must be pairs (logits, target), got a {type(batch).__name__}{size}")
     logits, target = batch
     return logits, target
 

@@ -160,8 +160,10 @@ def check_suffix(output: Path | None, suffixes: Collection[str], option: str = "
 
 
 def check_report(report: Path | None) -> None:
-    """End the command if the file of --report has the suffix of something else; a pipe may have any name."""
-    if report is not None and (report.is_file() or not report.exists()):
+    """End the command if the file of --report has another suffix than pages have; streams may."""
+    if report is None or report.is_relative_to("/dev"):
+        return
+    if report.is_file() or not report.exists():
         check_suffix(report, [".html", ".htm"], "--report")
 
 

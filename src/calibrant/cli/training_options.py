@@ -26,12 +26,15 @@ def _as_recipe(value: str | None) -> str | None:
     suffix = Path(value or "").suffix.lower()
     if suffix not in ("", ".toml"):
         from calibrant.predictions import FORMATS
+        from calibrant.training.own_data import SUFFIXES
 
-        if suffix in (*FORMATS, ".tsv"):
-            fail(
-                f"{value} is no recipe; expected a .toml file or a name. To train on your own data, use "
-                f"--data {shlex.quote(str(value))}; to compare files of predictions, calibrant evaluate"
-            )
+        remedies = []
+        if suffix in SUFFIXES:
+            remedies.append(f"to train on your own data, use --data {shlex.quote(str(value))}")
+        if suffix in FORMATS:
+            remedies.append("to compare files of predictions, use calibrant evaluate")
+        if remedies:
+            fail("; ".join([f"{value} is no recipe, expected a .toml file or a name", *remedies]))
     return value
 
 

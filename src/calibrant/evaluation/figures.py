@@ -462,10 +462,15 @@ def intervals_note(evaluations: Sequence[Evaluation]) -> str:
     if not resampled:
         return ""
     note = "Measured calibration errors are biased upwards, so the true error is probably lower."
-    least = max(least_resamples(each.level) for each in resampled)
-    if any(0 < len(drawn) < least for each in resampled for drawn in each.replicates.values()):
+    if least := max(map(_more_resamples, resampled)):
         note = f"Intervals of so few resamples are rough and too narrow: take at least {least}. {note}"
     return note
+
+
+def _more_resamples(evaluation: Evaluation) -> int:
+    """The least number of resamples at the level of an evaluation; 0 if it has as many."""
+    least = least_resamples(evaluation.level)
+    return least if any(0 < len(drawn) < least for drawn in evaluation.replicates.values()) else 0
 
 
 def zeros_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> list[str]:
@@ -508,7 +513,11 @@ def _texts(metrics: Mapping[str, float | None], names: Iterable[str]) -> list[st
 def _figure(name: str, value: Any, ends: Any, drawn: Any) -> Figure:
     """A figure as it was read; an error that names the metric unless all its entries are finite numbers."""
     numbers = [*([] if value is None else [value]), *([] if ends is None else ends), *drawn]
-    wrong = [each for each in numbers if type(each) not in (int, float) or not math.isfinite(each)]
+    wrong = [
+        each
+        for each in numbers
+        if isinstance(each, bool) or not isinstance(each, int | float) or not math.isfinite(each)
+    ]
     if wrong or (ends is not None and len(ends) != 2):
         got = repr(wrong[0]) if wrong else f"{len(ends)} ends of its interval"
         raise ValueError(

@@ -260,11 +260,12 @@ def open_pt(path: Path) -> PredictionFile:
     if not isinstance(data, dict):
         raise BadFileError(path, f"holds a {type(data).__name__}; expected a dict of tensors")
     arrays = {}
-    for name in filter(data.__contains__, _ARRAYS):
-        value = data[name]
+    for name in _ARRAYS:
+        if (value := data.get(name)) is None:
+            continue
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             found = value.layout if isinstance(value, Tensor) else type(value).__name__
-            raise BadFileError(path, f"{name} are of type {found}; expected a dense tensor")
+            raise BadFileError(path, f"{name}: expected a dense tensor, got {found}")
         arrays[name] = _tensor_array(path, name, value.detach())
     names = _strings(path, data["class_names"]) if "class_names" in data else None
     return _predictions(path, arrays, names, ", ".join(map(str, data)))

@@ -114,7 +114,7 @@ def render_report(
     >>> "<h1>Three classes</h1>" in render_report([evaluation], title="Three classes")
     True
     """
-    evaluations = evaluations if isinstance(evaluations, Sequence) else [evaluations]
+    evaluations = list(evaluations) if isinstance(evaluations, Iterable) else [evaluations]
     for each in evaluations:
         instance_of("evaluations", each, Evaluation)
     if not evaluations:

@@ -59,6 +59,9 @@ _MANY_IMAGES = 10_000
 
 _TABLES = (*columns.SUFFIXES, ".jsonl")
 
+SUFFIXES = (*_TABLES, ".npz")
+"""Of the files that `choose_recipe` takes."""
+
 
 def choose_recipe(path: Path, target: str | None = None, changes: Sequence[str] = ()) -> Recipe:
     """A recipe for the data in a file or folder; its description says what was found and chosen.
@@ -350,8 +353,7 @@ def _check_sizes(path: Path, what: str, classes: int, *sizes: int) -> None:
     if min(sizes, default=fewest) < fewest:
         raise RecipeError(
             f"{path} has too few {what} for {classes} classes: {min(sizes)} for validation or test, expected "
-            f"{fewest} or more; use at least {round(fewest / min(_PARTS.values()))} {what}, or give "
-            "validation and test data of your own"
+            f"{fewest} or more each. To draw both, {round(fewest / min(_PARTS.values()))} {what} are needed"
         )
 
 
