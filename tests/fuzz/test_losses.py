@@ -431,8 +431,9 @@ def test_exponents_follow_their_rule(key: str, data: st.DataObject) -> None:
         generator = torch.Generator().manual_seed(data.draw(SEEDS, "data"))
         levels = torch.arange(1 / classes + 0.005, 0.999, 0.007, dtype=torch.float64)
         levels = levels[torch.randperm(len(levels), generator=generator)][: data.draw(st.integers(1, 60))]
-        logits = torch.zeros(len(levels), classes, dtype=torch.float64)
-        logits[:, 0] = (levels * (classes - 1) / (1 - levels)).log()
+        # Below 0: others may look like probabilities.
+        logits = torch.full((len(levels), classes), -8.0, dtype=torch.float64)
+        logits[:, 0] += (levels * (classes - 1) / (1 - levels)).log()
         target = (torch.rand(len(levels), generator=generator) < 0.4).long()
         adapt = references.adapt_calfocal if key == "calfocal" else references.adapt_adafocal
         groups = adapt(o, logits, target)
