@@ -161,6 +161,13 @@ def test_extreme_logits_have_finite_scores(name, dtype):
     torch.testing.assert_close(scores.double(), defined(name, logits), atol=1e-6, rtol=1e-6)
 
 
+def test_generalised_entropy_of_probabilities_that_float32_cannot_hold():
+    logits = torch.tensor([[0.0, 116.0, -116.0], [-200.0, 100.0, 0.0]])
+    expected = generalised_entropy(logits.double())
+    assert (expected > 1e-6).all()
+    torch.testing.assert_close(generalised_entropy(logits).double(), expected, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("name", ["entropy", "maximum_probability", "generalised_entropy"])
 def test_confident_predictions_keep_their_order_in_single_precision(name):
     logits = torch.zeros(60, 3)

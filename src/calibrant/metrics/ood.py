@@ -100,16 +100,18 @@ def generalised_entropy(logits: Tensor, *, gamma: float = 0.1, classes: int = 10
     """
     gamma = in_range("gamma", gamma, 0, 1, open_low=True)
     classes = whole_number("classes", classes)
-    _, others = _beside_the_top(logits)
-    rest = others.sum(1, keepdim=True)
-    total = 1 + rest
-    probability = others / total  # 0 for the top class
-    doubt = rest / total  # one minus the top probability, to its last digit
-    terms = (probability * (1 - probability)).pow(gamma)
+    logits = _prepared(logits)
+    top, index = logits.max(1, keepdim=True)
+    # In logarithms: powers of probabilities that are too small for the type need not be.
+    beside = (logits - top).scatter(1, index, -torch.inf)
+    log_rest = beside.logsumexp(1, keepdim=True)
+    log_total = log_rest.exp().log1p()
+    logarithm = beside - log_total  # of the probability
+    terms = (gamma * (logarithm + (-logarithm.exp()).log1p())).exp()  # 0 for the top class
     if classes < logits.shape[1]:
         # The top class is counted apart.
         terms = terms.topk(classes - 1, 1).values if classes > 1 else terms[:, :0]
-    return terms.sum(1) + (doubt * (1 - doubt)).pow(gamma).squeeze(1)
+    return terms.sum(1) + (gamma * (log_rest - 2 * log_total)).exp().squeeze(1)
 
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
