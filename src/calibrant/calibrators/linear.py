@@ -483,14 +483,11 @@ def _minimise_matrix(
     free = _free_parameters(solve, penalties)
     if samples >= _ENOUGH_EACH * free:
         return minimise(objective, start, what, enough=enough)
-    if enough > 0 and free / samples > before:
-        found, told = (
-            start,
-            "It stays temperature scaling, because a fit would take long and probably do harm",
-        )
+    told = "On other data it is probably worse than temperature scaling"
+    if enough > 0 and free / samples > before:  # only fits in single precision end early
+        found, told = start, "It stays temperature scaling: a fit would take long and probably do harm"
     else:
         found = minimise(objective, start, what, enough=enough)
-        told = "On other data it is probably worse than temperature scaling"
     warn(
         f"{what} has about {free:,.0f} free parameters for {samples:,} elements, and needs {_ENOUGH_EACH} "
         f"elements for each. {told}. Take more data, a stronger penalty, or a calibrator with fewer "
