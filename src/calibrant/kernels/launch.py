@@ -309,9 +309,21 @@ def _finished(where: torch.device) -> Tensor:
     Launches on the default stream run one after another and share one number: filling a new one takes the
     host as long as a launch. Launches on other streams may overlap, and CUDA graphs are recorded there.
     """
-    if where.type == "cuda" and torch.cuda.current_stream(where).cuda_stream == 0:
+    if where.type == "cuda" and _stream_of()(where.index) == 0:
         return _shared_by_launches(where)
     return torch.zeros((), dtype=torch.int32, device=where)
+
+
+@cache
+def _stream_of() -> Callable[[int], int]:
+    """From a GPU's number to the handle of its current stream, 0 for the default stream.
+
+    Triton's own way: `torch.cuda.current_stream` takes the host as long as filling a new number.
+    """
+    from triton.runtime import driver
+
+    current: Callable[[int], int] = driver.active.get_current_stream
+    return current
 
 
 @cache
