@@ -49,6 +49,15 @@ def test_keys_can_be_named_on_a_command_line(registry: Registry[int], key: Any) 
     registry["A-b_3"] = 3
 
 
+def test_what_calibrant_brings_cannot_be_replaced(registry: Registry[int]) -> None:
+    with pytest.raises(ValueError, match="'two' is taken by a part of calibrant: choose another key"):
+        registry.update(two=3)
+    registry["two"] = registry["two"]
+    registry["three"] = 3
+    registry["three"] = 4  # a user's own
+    assert dict(registry) == {"one": 1, "two": 2, "three": 4}
+
+
 def test_registries_are_joined_as_dictionaries(registry: Registry[int]) -> None:
     other: dict[str, Any] = {"two": "another", "three": 3}
     assert registry | other == {"one": 1, **other}

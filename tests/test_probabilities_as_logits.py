@@ -28,6 +28,7 @@ def test_metrics(metric):
     with warned as caught:
         metric(PROBABILITIES, TARGET)
     assert len(caught) == 1
+    assert str(caught[0].message).endswith("pass their .log()")  # no advice for files
     assert caught[0].filename == __file__  # the caller's line
     metric(PROBABILITIES.log(), TARGET)
 
@@ -98,6 +99,14 @@ def test_commands_once_with_advice_for_the_file(tmp_path, command):
     assert line.endswith(
         "; in a file, name the array probabilities, or the columns of a table probability_<class>"
     )
+
+
+def test_parts_of_a_folder_with_the_same_advice(tmp_path):
+    for name in ("a.npz", "b.npz"):
+        np.savez(tmp_path / name, logits=PROBABILITIES, labels=TARGET)
+    (line,) = succeed("evaluate", "--jobs", "2", "--resamples", "0", tmp_path).stderr.splitlines()
+    assert line.startswith(f"calibrant: warning: {tmp_path}: these logits look like probabilities")
+    assert line.endswith("or the columns of a table probability_<class>")
 
 
 @pytest.mark.parametrize("key", ADAPTIVE)

@@ -21,7 +21,8 @@ class Registry(UserDict[str, T]):
     """Losses, metrics or calibrators by key. Users add their own; anything else is refused at once.
 
     Args:
-        parts: the parts by key. Keys have letters, digits, - and _ only, as in command lines.
+        parts: the parts by key. Nothing can replace them, because stored results go by these keys. Keys have
+            letters, digits, - and _ only, as in command lines.
         check: called with key and part before a part is added; raises an error if it does not belong here.
 
     >>> def positive(key, number):
@@ -35,7 +36,9 @@ class Registry(UserDict[str, T]):
 
     def __init__(self, parts: Mapping[str, T], check: Callable[[str, T], None]) -> None:
         self._check = check
+        self._built_in: Mapping[str, T] = {}
         super().__init__(parts)
+        self._built_in = dict(parts)
 
     def __or__(self, other: Any) -> Any:  # a dictionary: with other parts it need not be a registry
         return self.data | dict(other)
@@ -50,6 +53,8 @@ class Registry(UserDict[str, T]):
     def __setitem__(self, key: str, part: T) -> None:
         if not isinstance(key, str) or re.fullmatch(r"[A-Za-z0-9_-]+", key) is None:
             raise ValueError(f"expected a key of letters, digits, - and _, got {key!r}")
+        if self._built_in.get(key, part) is not part:
+            raise ValueError(f"{key!r} is taken by a part of calibrant: choose another key")
         self._check(key, part)
         super().__setitem__(key, part)
 

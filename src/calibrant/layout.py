@@ -13,7 +13,7 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from calibrant.arguments import label
-from calibrant.warning import warn
+from calibrant.warning import ProbabilitiesWarning, warn
 
 SUM_TOLERANCE = 1e-2
 """How far probabilities may be from a sum of 1: rounded and half-precision ones are."""
@@ -509,8 +509,7 @@ def warn_of_probabilities(logits: Tensor) -> None:
         what, logarithm = "logits", "they add up to 100, as percentages do; pass (logits / 100).log()"
     else:
         return
-    in_files = "in a file, name the array probabilities, or the columns of a table probability_<class>"
-    warn(f"these {what} look like probabilities: {logarithm}; {in_files}")
+    warn(f"these {what} look like probabilities: {logarithm}", ProbabilitiesWarning)
 
 
 def _some(logits: Tensor) -> Tensor:

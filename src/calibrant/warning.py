@@ -13,6 +13,10 @@ import torch
 _NOT_CALLERS = tuple(f"{Path(path).parent}{os.sep}" for path in (__file__, torch.__file__))
 
 
+class ProbabilitiesWarning(UserWarning):
+    """Probabilities seem to stand in the place of logits."""
+
+
 def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
     """Warn the user. The warning points to the line outside of this package that led to it."""
     level, frame = 2, sys._getframe(1)

@@ -1,15 +1,19 @@
 """Calibrators of single logits: yes-or-no decisions, one for each element or for each of several labels."""
 
 import io
+import json
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from calibrant.calibrators import (
     CALIBRATORS,
+    Calibrator,
     Temperature,
     choose,
     create_calibrator,
@@ -93,6 +97,59 @@ def test_a_label_with_one_answer_is_left_as_it_is(key: str, tmp_path: Path) -> N
     other.load_state_dict(calibrator.state_dict())
     assert torch.equal(other(logits), calibrated)
     assert calibrator(logits.half()).dtype == torch.float32
+
+
+class Divided(Calibrator):
+    """A user's calibrator without learned state."""
+
+    key = "divided"
+
+    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+        pass
+
+    def transform(self, rows: Tensor) -> Tensor:
+        return rows / 2
+
+
+def test_a_calibrator_that_learns_nothing_is_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CALIBRATORS, Divided.key, Divided)
+    logits, target = decisions(200, 3)
+    target[:, 1] = 0
+    with pytest.warns(UnchangedLabelsWarning, match="label 1: the same answer"):
+        calibrator = Divided().fit(logits, target, binary=True)
+    expected = logits / torch.tensor([2.0, 1.0, 2.0])
+    assert torch.equal(calibrator(logits), expected)
+    assert calibrator.unchanged == (1,)
+    save_calibrator(calibrator, tmp_path / "c.safetensors")
+    assert torch.equal(load_calibrator(tmp_path / "c.safetensors")(logits), expected)
+    other = Divided()
+    other.load_state_dict(calibrator.state_dict())
+    assert torch.equal(other(logits), expected)
+    assert calibrator.fit(2 * torch.eye(2), torch.arange(2)).unchanged == ()
+
+
+def test_files_and_states_of_version_0_1(tmp_path: Path) -> None:
+    """They do not list the labels with one answer: those have no tensors."""
+    logits, target = decisions(200, 3)
+    target[:, 1] = 0
+    with pytest.warns(UnchangedLabelsWarning):
+        calibrator = Temperature().fit(logits, target, binary=True)
+    state = calibrator.state_dict()
+    description = json.loads(bytes(state["_extra_state"].tolist()))
+    assert description.pop("unchanged") == [1]
+    state["_extra_state"] = torch.tensor(list(json.dumps(description).encode()), dtype=torch.uint8)
+    other = Temperature()
+    other.load_state_dict(state)
+    assert torch.equal(other(logits), calibrator(logits))
+
+    path = tmp_path / "c.safetensors"
+    save_calibrator(calibrator, path)
+    with safe_open(path, framework="pt") as file:
+        header, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    description = json.loads(header["calibrator"])
+    assert description.pop("unchanged") == [1]
+    save_file(tensors, path, metadata=header | {"calibrator": json.dumps(description)})
+    assert torch.equal(load_calibrator(path)(logits), calibrator(logits))
 
 
 def test_temperatures_of_the_labels() -> None:

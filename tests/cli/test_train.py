@@ -390,6 +390,7 @@ def test_losses_and_recipes_are_listed():
         (("predict", "nowhere", "--output", "p.npz"), "nowhere is not the folder of a run"),
         (("predict", "nowhere", "--output", "p.txt"), "expected a name that ends in .npz or .safetensors"),
         (("predict", "nowhere", "--output", "p.npz", "--split", "all"), "expected train, validation or test"),
+        (("recipes", "p.npz"), "p.npz is no recipe, expected a .toml file or a name; to train on your own"),
         (("recipes", "digit"), "did you mean 'digits'?"),
     ],
 )

@@ -65,6 +65,8 @@ class FittedLayer(nn.Module, ABC):
         class_names: the names of the classes in order, if known; files keep them. A fit uses those that it
             finds in its warnings, and forgets them.
         labels: the layers of the labels, only if `binary`.
+        unchanged: the numbers of the labels whose logits are left as they are, because the data of the fit
+            had only one answer to them; empty if not `binary`.
     """
 
     key: ClassVar[str]
@@ -78,6 +80,7 @@ class FittedLayer(nn.Module, ABC):
         super().__init__()
         self.num_classes: int | None = None
         self.class_names: tuple[str, ...] | None = None
+        self.unchanged: tuple[int, ...] = ()
 
     @abstractmethod
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
@@ -119,7 +122,7 @@ class FittedLayer(nn.Module, ABC):
         return "labels" in self._modules
 
     def _fit_labels(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
-        """Fit a layer of two classes to each label. Labels without both answers keep an empty layer."""
+        """Fit a layer of two classes to each label. Labels without both answers are left as they are."""
         pairs, target = as_decisions(logits, target)
         if pairs.ndim == 2:
             pairs, target = pairs.unsqueeze(2), target.unsqueeze(1)
@@ -159,14 +162,14 @@ class FittedLayer(nn.Module, ABC):
             )
         for name in self._buffers:
             self._buffers[name] = None
-        self.labels = nn.ModuleList(fitted)
+        self.labels, self.unchanged = nn.ModuleList(fitted), tuple(constant)
         self.num_classes, self.class_names = 2, None
         return self
 
     def fitted_to(self, counts: Tensor) -> None:
         """Finish a fit, given the number of elements of each class ``(K,)``."""
         self.num_classes, self.class_names = len(counts), None
-        self._modules.pop("labels", None)
+        self.expect_labels(0)
 
     def check(self, logits: Tensor) -> int:
         """Check logits against the fit and return the number of classes."""
@@ -235,15 +238,18 @@ class FittedLayer(nn.Module, ABC):
 
     def get_extra_state(self) -> Tensor:
         """The method, its options and the number of classes, as the bytes of JSON text, for `state_dict`."""
-        state = {"num_classes": self.num_classes, "method": type(self).__name__, "options": self.options()}
+        state: dict[str, Any] = {
+            "num_classes": self.num_classes,
+            "method": type(self).__name__,
+            "options": self.options(),
+        }
         if self.binary:
-            state["labels"] = len(self.labels)
+            state |= {"labels": len(self.labels), "unchanged": self.unchanged}
         return torch.tensor(list(json.dumps(state, default=str).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the number of classes, for `load_state_dict`; refuses that of other methods or options."""
-        found = json.loads(bytes(state.tolist()))
-        own = json.loads(bytes(self.get_extra_state().tolist()))
+        found, own = _read(state), _read(self.get_extra_state())
         for what in ("method", "options"):
             if found[what] != own[what]:
                 raise ValueError(
@@ -251,11 +257,12 @@ class FittedLayer(nn.Module, ABC):
                     f"{own[what]!r}"
                 )
         self.num_classes = found["num_classes"]
-        self.expect_labels(found.get("labels", 0))
+        self.expect_labels(found.get("labels", 0), found.get("unchanged", ()))
 
-    def expect_labels(self, number: int) -> None:
+    def expect_labels(self, number: int, unchanged: Iterable[int] = ()) -> None:
         """Make room for the state of the calibrators of so many labels; 0 if not binary."""
         self._modules.pop("labels", None)
+        self.unchanged = tuple(unchanged)
         if number:
             self.labels = nn.ModuleList(type(self)(**self.options()) for _ in range(number))
 
@@ -268,6 +275,9 @@ class FittedLayer(nn.Module, ABC):
             if buffer and isinstance(value, Tensor):
                 self.register_buffer(name, torch.empty_like(value))
         super()._load_from_state_dict(dict(state_dict), prefix, *rest)
+        if self.binary and "unchanged" not in _read(state_dict[f"{prefix}_extra_state"]):
+            own = {key.removeprefix(prefix) for key in state_dict if key.startswith(prefix)}
+            self.unchanged = labels_without_state(own, len(self.labels))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
@@ -353,7 +363,7 @@ class Calibrator(FittedLayer):
             pairs = pairs.unsqueeze(2)
         pairs = pairs.to(computing_dtype(logits))
         calibrated = [
-            pairs[:, :, label] if next(calibrator.buffers(), None) is None else calibrator(pairs[:, :, label])
+            pairs[:, :, label] if label in self.unchanged else calibrator(pairs[:, :, label])
             for label, calibrator in enumerate(self.labels)
         ]
         return torch.stack([each[:, 1] - each[:, 0] for each in calibrated], 1).view(logits.shape)
@@ -366,6 +376,24 @@ def some_classes(classes: Sequence[int], number: int, names: Sequence[str] | Non
     ('dog, owl', '1, 2')
     """
     return first_few(classes if names is None or len(names) != number else [names[k] for k in classes])
+
+
+def _read(state: Tensor) -> dict[str, Any]:
+    """What `FittedLayer.get_extra_state` wrote."""
+    found: dict[str, Any] = json.loads(bytes(state.tolist()))
+    return found
+
+
+def labels_without_state(names: Iterable[str], number: int) -> tuple[int, ...]:
+    """The labels, of ``number``, that have no tensor in a state of these names.
+
+    Version 0.1 stored `FittedLayer.unchanged` in this way.
+
+    >>> labels_without_state(["labels.0.temperature", "labels.1._extra_state"], 2)
+    (1,)
+    """
+    found = {name.split(".")[1] for name in names if not name.endswith("_extra_state") and "." in name}
+    return tuple(label for label in range(number) if str(label) not in found)
 
 
 def _constant_labels(target: Tensor) -> list[int]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from calibrant.atomic import replace_file
-from calibrant.calibrators.base import Calibrator, FittedLayer
+from calibrant.calibrators.base import Calibrator, FittedLayer, labels_without_state
 from calibrant.calibrators.registry import UnknownCalibratorError, create_calibrator
 from calibrant.sizes import MAX_CLASSES
 
@@ -70,7 +70,7 @@ def save_layer(
         "num_classes": classes,
         "class_names": names,
         "options": calibrator.options(),
-        **({"labels": labels} if labels else {}),
+        **({"labels": labels, "unchanged": calibrator.unchanged} if labels else {}),
     }
     module = type(calibrator).__module__
     own = not module.startswith("calibrant.")
@@ -170,7 +170,7 @@ def _restored(
         raise ValueError(f"it is for {labels:,} labels")
     names = description.get("class_names")  # older files have none
     layer.class_names = _checked(names, labels if labels > 1 else layer.num_classes)
-    layer.expect_labels(labels)
+    layer.expect_labels(labels, description.get("unchanged", labels_without_state(tensors, labels)))
     for part in layer.labels if labels else ():
         assert isinstance(part, FittedLayer)
         part.num_classes = layer.num_classes

@@ -27,7 +27,7 @@ from calibrant.evaluation import Evaluation
 from calibrant.predictions import CHUNK, BadFileError, PredictionFile, batches_of, open_ensemble
 from calibrant.printable import first_few
 from calibrant.processes import Workers
-from calibrant.warning import warn
+from calibrant.warning import ProbabilitiesWarning, warn
 
 Batch = tuple[Tensor, Tensor]
 
@@ -77,7 +77,12 @@ def errors_of(file: PredictionFile) -> Iterator[None]:
     show = warnings.showwarning
 
     def show_with_file(message: Warning | str, *about: Any) -> None:
-        show(f"{file.path}: {message}", *about)
+        advice = ""
+        if isinstance(message, ProbabilitiesWarning):
+            advice = (
+                "; in a file, name the array probabilities, or the columns of a table probability_<class>"
+            )
+        show(f"{file.path}: {message}{advice}", *about)
 
     try:
         with warnings.catch_warnings():

@@ -9,12 +9,21 @@ import typer
 
 from calibrant.cli.program import say
 from calibrant.cli.terminal import Wide, app
-from calibrant.cli.training_options import Changes, OwnData, Target, load_recipe, training_errors
+from calibrant.cli.training_options import (
+    Changes,
+    OwnData,
+    Target,
+    as_recipe,
+    load_recipe,
+    training_errors,
+)
 
 
 @app.command()
 def recipes(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print this recipe as TOML.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", callback=as_recipe, help="Print this recipe as TOML.")
+    ] = None,
     data: OwnData = None,
     target: Target = None,
     changes: Changes = None,

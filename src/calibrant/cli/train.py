@@ -167,7 +167,7 @@ def _test_figures(run: Run, stored: Calibrator | None) -> tuple[str, str]:
     else:
         parts = list(scaled.labels) if scaled.binary else []
         mean = "mean " if len(parts) > 1 else ""
-        left = sum(next(part.buffers(), None) is None for part in parts)
+        left = len(scaled.unchanged)
         without = f", not counting {counted(left, 'label')} with one answer in all data" if left else ""
         _, errors = tested(scaled)  # a temperature leaves the accuracy as it is
         text += f"after temperature scaling ({mean}T = {temperature_of(scaled):.3f}{without}) {errors}"

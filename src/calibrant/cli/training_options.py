@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from calibrant.training.fabric import Fabric
 
 
-def _as_recipe(value: str | None) -> str | None:
+def as_recipe(value: str | None) -> str | None:
     """The argument, unless it is a file of data: before a second file is refused as one argument too many."""
     suffix = Path(value or "").suffix.lower()
     if suffix not in ("", ".toml"):
@@ -42,7 +42,7 @@ RecipeArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="RECIPE",
-        callback=_as_recipe,
+        callback=as_recipe,
         help="A TOML file, or the name of a shipped recipe; see calibrant recipes.",
         show_default="chosen by --data",
     ),

@@ -16,7 +16,7 @@ from calibrant.arguments import one_of, whole_number
 from calibrant.evaluation.evaluator import Evaluator
 from calibrant.evaluation.figures import Evaluation
 from calibrant.processes import WORKERS, Workers, process_pool, ray_cluster
-from calibrant.warning import warn
+from calibrant.warning import ProbabilitiesWarning, warn
 
 Part = TypeVar("Part")
 Read = Callable[[Part], Iterable[tuple[Tensor, Tensor]]]
@@ -95,9 +95,9 @@ def _evaluators(
         for result in results:
             outcome, messages = pickle.loads(result)
             for message in messages:
-                if message not in shown:  # every worker gives the same advice
+                if str(message) not in shown:  # every worker gives the same advice
                     warn(message)
-                    shown.add(message)
+                    shown.add(str(message))
             if isinstance(outcome, Exception):
                 raise outcome
             yield outcome
@@ -111,15 +111,20 @@ def _evaluated(part: Part, read: Read[Part], options: dict[str, Any]) -> Evaluat
 
 
 def _result(part: Part, *, read: Read[Part], options: dict[str, Any]) -> bytes:
-    """In a worker: the pickled evaluator, or the error of bad data, and the texts of all warnings."""
+    """In a worker: the pickled evaluator, or the error of bad data, and all warnings."""
     outcome: Evaluator | Exception
     with warnings.catch_warnings(record=True, action="always") as caught:
         try:
             outcome = _evaluated(part, read, options)
         except ValueError as error:
             outcome = error
+    # Of other warnings the texts, because a user's class might not be known elsewhere.
+    messages = [
+        each.message if isinstance(each.message, ProbabilitiesWarning) else str(each.message)
+        for each in caught
+    ]
     # As bytes: torch would send tensors through files that may be gone when the worker ends.
-    return pickle.dumps((outcome, [str(warning.message) for warning in caught]))
+    return pickle.dumps((outcome, messages))
 
 
 def _in_processes(work: Callable[[Part], bytes], parts: Sequence[Part], jobs: int | None) -> Generator[bytes]:
