@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from calibrant import LOSSES
 from calibrant.arguments import Registry
+from calibrant.calibrators import CALIBRATORS
+from calibrant.metrics import METRICS
 
 
-def whole(key: str, part: int) -> None:
+def whole(key: str, part: int, others: Mapping[str, int]) -> None:
     if not isinstance(part, int):
         raise TypeError(f"{key!r}: expected an int, got {part!r}")
 
@@ -56,6 +59,13 @@ def test_what_calibrant_brings_cannot_be_replaced(registry: Registry[int]) -> No
     registry["three"] = 3
     registry["three"] = 4  # a user's own
     assert dict(registry) == {"one": 1, "two": 2, "three": 4}
+
+
+@pytest.mark.parametrize("parts", [LOSSES, METRICS, CALIBRATORS], ids=["losses", "metrics", "calibrators"])
+def test_no_registry_lets_its_first_parts_be_replaced(parts: Registry[Any]) -> None:
+    first, second, *_ = parts
+    with pytest.raises(ValueError, match=f"'{first}' is taken by a part of calibrant"):
+        parts[first] = parts[second]
 
 
 def test_registries_are_joined_as_dictionaries(registry: Registry[int]) -> None:

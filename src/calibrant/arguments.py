@@ -23,9 +23,10 @@ class Registry(UserDict[str, T]):
     Args:
         parts: the parts by key. Nothing can replace them, because stored results go by these keys. Keys have
             letters, digits, - and _ only, as in command lines.
-        check: called with key and part before a part is added; raises an error if it does not belong here.
+        check: called with key, part and all parts so far before a part is added; raises an error if it does
+            not belong here.
 
-    >>> def positive(key, number):
+    >>> def positive(key, number, others):
     ...     if number <= 0:
     ...         raise ValueError(f"{key!r}: expected a positive number, got {number}")
     >>> numbers = Registry({"one": 1}, positive)
@@ -34,7 +35,7 @@ class Registry(UserDict[str, T]):
     ValueError: 'two': expected a positive number, got -2
     """
 
-    def __init__(self, parts: Mapping[str, T], check: Callable[[str, T], None]) -> None:
+    def __init__(self, parts: Mapping[str, T], check: Callable[[str, T, Mapping[str, T]], None]) -> None:
         self._check = check
         self._built_in: Mapping[str, T] = {}
         super().__init__(parts)
@@ -55,7 +56,7 @@ class Registry(UserDict[str, T]):
             raise ValueError(f"expected a key of letters, digits, - and _, got {key!r}")
         if self._built_in.get(key, part) is not part:
             raise ValueError(f"{key!r} is taken by a part of calibrant: choose another key")
-        self._check(key, part)
+        self._check(key, part, self.data)
         super().__setitem__(key, part)
 
 

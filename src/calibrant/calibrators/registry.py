@@ -43,7 +43,7 @@ _KINDS: tuple[type[Calibrator], ...] = (
 )
 
 
-def _check(key: str, part: type[Calibrator]) -> None:
+def _check(key: str, part: type[Calibrator], _: object) -> None:
     """Refuse what is no calibrator, and keys other than its own: files hold its own key."""
     if not (isinstance(part, type) and issubclass(part, Calibrator)):
         raise TypeError(f"{key!r}: expected a subclass of calibrant's Calibrator, got {part!r}")

@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 
-def _check(key: str, part: type[Loss]) -> None:
+def _check(key: str, part: type[Loss], _: object) -> None:
     """Refuse what is no loss, and options that `Loss.hyperparameters` would not find."""
     if not (isinstance(part, type) and issubclass(part, Loss)):
         raise TypeError(f"{key!r}: expected a subclass of calibrant's Loss, got {part!r}")

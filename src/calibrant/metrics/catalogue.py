@@ -424,7 +424,7 @@ risk_coverage ruled_out samples seed to_dict to_json why_untested
 """What no metric may be called: the other attributes of an evaluation, and the other keys of its JSON."""
 
 
-def _check(name: str, metric: Metric) -> None:
+def _check(name: str, metric: Metric, others: Mapping[str, Metric]) -> None:
     """Refuse what is no metric, and metrics that could not be computed or stored."""
     if not isinstance(metric, Metric):
         raise TypeError(f"{name!r}: expected an instance of calibrant's Metric, got {metric!r}")
@@ -432,7 +432,7 @@ def _check(name: str, metric: Metric) -> None:
         raise ValueError(f"{name!r}: evaluations have another attribute of this name; choose another")
     if not callable(metric.function):
         raise TypeError(f"{name!r}: the function must be callable, got {metric.function!r}")
-    known = [*_SOURCES, *(other for other in METRICS if other != name)]
+    known = [*_SOURCES, *(other for other in others if other != name)]
     if metric.source not in known:
         raise ValueError(
             f"{name!r}: the source must be {', '.join(_SOURCES)} or a metric that was added before, got "
@@ -440,7 +440,5 @@ def _check(name: str, metric: Metric) -> None:
         )
 
 
-METRICS: Registry[Metric] = Registry({}, _check)
+METRICS: Registry[Metric] = Registry(_METRICS, _check)
 """Every metric by name, in the order of the tables."""
-
-METRICS.update(_METRICS)  # after it exists, because the source of a metric may be another
