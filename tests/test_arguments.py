@@ -4,6 +4,7 @@ import copy
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -66,6 +67,15 @@ def test_no_registry_lets_its_first_parts_be_replaced(parts: Registry[Any]) -> N
     first, second, *_ = parts
     with pytest.raises(ValueError, match=f"'{first}' is taken by a part of calibrant"):
         parts[first] = parts[second]
+
+
+def test_metrics_can_be_copied_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METRICS, "data", dict(METRICS))
+    METRICS["brier"] = METRICS.pop("brier")  # now behind root_brier, which is computed from it
+    assert dict(METRICS.copy()) == dict(METRICS)
+    with patch.dict(METRICS, {"mean": METRICS["ece"]}, clear=True):
+        assert list(METRICS) == ["mean"]
+    assert list(METRICS)[-1] == "brier"
 
 
 def test_registries_are_joined_as_dictionaries(registry: Registry[int]) -> None:

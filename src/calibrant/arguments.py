@@ -23,8 +23,8 @@ class Registry(UserDict[str, T]):
     Args:
         parts: the parts by key. Nothing can replace them, because stored results go by these keys. Keys have
             letters, digits, - and _ only, as in command lines.
-        check: called with key, part and all parts so far before a part is added; raises an error if it does
-            not belong here.
+        check: called before a part is added, with its key, the part and the parts known so far; raises an
+            error if the part does not belong here.
 
     >>> def positive(key, number, others):
     ...     if number <= 0:
@@ -37,7 +37,7 @@ class Registry(UserDict[str, T]):
 
     def __init__(self, parts: Mapping[str, T], check: Callable[[str, T, Mapping[str, T]], None]) -> None:
         self._check = check
-        self._built_in: Mapping[str, T] = {}
+        self._built_in: dict[str, T] = {}
         super().__init__(parts)
         self._built_in = dict(parts)
 
@@ -56,7 +56,8 @@ class Registry(UserDict[str, T]):
             raise ValueError(f"expected a key of letters, digits, - and _, got {key!r}")
         if self._built_in.get(key, part) is not part:
             raise ValueError(f"{key!r} is taken by a part of calibrant: choose another key")
-        self._check(key, part, self.data)
+        # Those of calibrant also where they are missing, as while a copy is filled.
+        self._check(key, part, self._built_in | self.data)
         super().__setitem__(key, part)
 
 

@@ -152,6 +152,32 @@ def test_files_and_states_of_version_0_1(tmp_path: Path) -> None:
     assert torch.equal(load_calibrator(path)(logits), calibrator(logits))
 
 
+def test_a_networks_own_state_leaves_the_labels_as_they_are() -> None:
+    logits, target = decisions(200, 3)
+    target[:, 1] = 0
+    with pytest.warns(UnchangedLabelsWarning):
+        calibrator = Temperature().fit(logits, target, binary=True)
+    model = nn.Sequential(nn.Linear(3, 3), calibrator)
+    expected = calibrator(logits)
+    state = {key: value for key, value in model.state_dict().items() if key.startswith("0.")}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert "1._extra_state" in missing
+    assert not unexpected
+    assert calibrator.unchanged == (1,)
+    assert torch.equal(calibrator(logits), expected)
+    with pytest.raises(RuntimeError, match=r"Missing key.*1\._extra_state"):
+        model.load_state_dict(state)
+
+
+def test_the_state_of_labels_replaces_that_of_classes() -> None:
+    logits, target = decisions(200, 3)
+    binary = Temperature().fit(logits, target, binary=True)
+    other = Temperature().fit(2 * torch.eye(2)[[0, 1, 0]], torch.tensor([0, 1, 1]))
+    other.load_state_dict(binary.state_dict())
+    assert torch.equal(other(logits), binary(logits))
+    assert repr(other) == repr(binary)
+
+
 def test_temperatures_of_the_labels() -> None:
     calibrator = Temperature().fit(*decisions(20_000, 3), binary=True)
     assert [round(float(each.temperature)) for each in calibrator.labels] == [2, 3, 4]

@@ -366,10 +366,10 @@ def test_losses_and_recipes_are_listed():
         (("train", "digits-lt", "--set", "model=mpl"), "unknown model 'mpl' (did you mean 'mlp'?)"),
         (("train", "digits-lt", "--set", "model.hidden=[-1]"), "must be at least 1, got [64, -1]"),
         (("train", "digits-lt", "--set", "model.hidden=[0]"), "must be at least 1, got [64, 0]"),
-        (("compare", "val.csv"), "val.csv is no recipe, expected a .toml file or a name; to train"),
+        (("compare", "val.csv"), "val.csv is no recipe, expected a .toml file or a name; for data"),
         (("train", "m.pt"), "m.pt is no recipe, expected a .toml file or a name; to compare files of pred"),
         (("compare", "a.npz", "b.npz"), "to compare files of predictions, use calibrant evaluate"),
-        (("train", "my data.npz"), "to train on your own data, use --data 'my data.npz'"),
+        (("train", "my data.npz"), "for data of your own, use --data 'my data.npz'"),
         (("train", "digits-lt", "--accelerator", "tpu"), "--accelerator tpu: "),
         (("train", "digits-lt", "--devices", "some"), "--devices some: expected a whole number"),
         (
@@ -390,7 +390,7 @@ def test_losses_and_recipes_are_listed():
         (("predict", "nowhere", "--output", "p.npz"), "nowhere is not the folder of a run"),
         (("predict", "nowhere", "--output", "p.txt"), "expected a name that ends in .npz or .safetensors"),
         (("predict", "nowhere", "--output", "p.npz", "--split", "all"), "expected train, validation or test"),
-        (("recipes", "p.npz"), "p.npz is no recipe, expected a .toml file or a name; to train on your own"),
+        (("recipes", "p.npz"), "p.npz is no recipe, expected a .toml file or a name; for data of your own"),
         (("recipes", "digit"), "did you mean 'digits'?"),
     ],
 )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrant import create_loss
+from calibrant.kernels.launch import _finished
 from calibrant.losses import LOSSES, Loss
 
 from .conftest import ADAPTIVE, adapted_loss
@@ -239,3 +240,12 @@ def test_a_call_holds_one_tensor(strided: bool) -> None:
         loss(logits, target).backward()
     held = (torch.cuda.max_memory_allocated() - before) / (logits.numel() * logits.element_size())
     assert held <= (2.4 if strided else 1.1)  # strided images and labels are copied, and labels have 8 bytes
+
+
+def test_streams_that_may_overlap_share_no_counter() -> None:
+    here = torch.device("cuda", torch.cuda.current_device())
+    shared = _finished(here)
+    assert _finished(here) is shared
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert _finished(here) is not shared
+    assert _finished(here) is shared

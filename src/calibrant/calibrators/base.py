@@ -160,11 +160,15 @@ class FittedLayer(nn.Module, ABC):
                 "as they are",
                 UnchangedLabelsWarning,
             )
-        for name in self._buffers:
-            self._buffers[name] = None
+        self._forget()
         self.labels, self.unchanged = nn.ModuleList(fitted), tuple(constant)
         self.num_classes, self.class_names = 2, None
         return self
+
+    def _forget(self) -> None:
+        """Drop the state learned for classes: binary calibrators keep theirs in `labels`."""
+        for name in self._buffers:
+            self._buffers[name] = None
 
     def fitted_to(self, counts: Tensor) -> None:
         """Finish a fit, given the number of elements of each class ``(K,)``."""
@@ -260,22 +264,29 @@ class FittedLayer(nn.Module, ABC):
         self.expect_labels(found.get("labels", 0), found.get("unchanged", ()))
 
     def expect_labels(self, number: int, unchanged: Iterable[int] = ()) -> None:
-        """Make room for the state of the calibrators of so many labels; 0 if not binary."""
+        """Make room for the state of a calibrator per label, and note which labels are left as they are.
+
+        Args:
+            number: the number of labels; 0 if not binary.
+            unchanged: the labels whose logits are left as they are.
+        """
         self._modules.pop("labels", None)
         self.unchanged = tuple(unchanged)
         if number:
+            self._forget()
             self.labels = nn.ModuleList(type(self)(**self.options()) for _ in range(number))
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        if f"{prefix}_extra_state" in state_dict:
-            self.set_extra_state(state_dict[f"{prefix}_extra_state"])
+        extra = state_dict.get(f"{prefix}_extra_state")
+        if extra is not None:
+            self.set_extra_state(extra)
         for key, value in state_dict.items():
             name = key.removeprefix(prefix)
             buffer = key.startswith(prefix) and "." not in name and name != "_extra_state"
             if buffer and isinstance(value, Tensor):
                 self.register_buffer(name, torch.empty_like(value))
         super()._load_from_state_dict(dict(state_dict), prefix, *rest)
-        if self.binary and "unchanged" not in _read(state_dict[f"{prefix}_extra_state"]):
+        if extra is not None and self.binary and "unchanged" not in _read(extra):
             own = {key.removeprefix(prefix) for key in state_dict if key.startswith(prefix)}
             self.unchanged = labels_without_state(own, len(self.labels))
 
@@ -362,8 +373,9 @@ class Calibrator(FittedLayer):
         if logits.ndim == 1:
             pairs = pairs.unsqueeze(2)
         pairs = pairs.to(computing_dtype(logits))
+        unchanged = set(self.unchanged)
         calibrated = [
-            pairs[:, :, label] if label in self.unchanged else calibrator(pairs[:, :, label])
+            pairs[:, :, label] if label in unchanged else calibrator(pairs[:, :, label])
             for label, calibrator in enumerate(self.labels)
         ]
         return torch.stack([each[:, 1] - each[:, 0] for each in calibrated], 1).view(logits.shape)
@@ -392,7 +404,11 @@ def labels_without_state(names: Iterable[str], number: int) -> tuple[int, ...]:
     >>> labels_without_state(["labels.0.temperature", "labels.1._extra_state"], 2)
     (1,)
     """
-    found = {name.split(".")[1] for name in names if not name.endswith("_extra_state") and "." in name}
+    found = {
+        name.split(".")[1]
+        for name in names
+        if name.startswith("labels.") and not name.endswith("_extra_state")
+    }
     return tuple(label for label in range(number) if str(label) not in found)
 
 

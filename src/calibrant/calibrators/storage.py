@@ -26,7 +26,7 @@ def save_calibrator(
     """Write a fitted calibrator to a file. An existing file is replaced in one step.
 
     The learned state becomes the tensors of a safetensors file. The header holds, as JSON, the method, its
-    options, the number of classes, their names if known, and the version of the format.
+    options, the number of classes or labels, their names if known, and the version of the format.
 
     Args:
         calibrator: the fitted calibrator.

@@ -30,7 +30,7 @@ def as_recipe(value: str | None) -> str | None:
 
         remedies = []
         if suffix in SUFFIXES:
-            remedies.append(f"to train on your own data, use --data {shlex.quote(str(value))}")
+            remedies.append(f"for data of your own, use --data {shlex.quote(str(value))}")
         if suffix in FORMATS:
             remedies.append("to compare files of predictions, use calibrant evaluate")
         if remedies:

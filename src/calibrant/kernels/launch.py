@@ -316,9 +316,9 @@ def _finished(where: torch.device) -> Tensor:
 
 @cache
 def _stream_of() -> Callable[[int], int]:
-    """From a GPU's number to the handle of its current stream, 0 for the default stream.
+    """Triton's function that gives the handle of a GPU's current stream; 0 is the default stream.
 
-    Triton's own way: `torch.cuda.current_stream` takes the host as long as filling a new number.
+    `torch.cuda.current_stream` takes the host as long as filling a new number.
     """
     from triton.runtime import driver
 
