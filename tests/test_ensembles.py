@@ -63,6 +63,11 @@ def test_diversity_adds_up_and_leaves_out_ignored_elements():
     assert means["entropy"] > means["member_entropy"]
 
 
+def test_labels_in_8_bits_are_not_taken_for_ignored_ones():
+    logits, target = torch.randn(2, 4, 200), torch.tensor([156, 156, 3, 4], dtype=torch.uint8)
+    assert Diversity.of(logits, target).samples == 4
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (4, 2)])
 def test_decisions_are_those_of_two_classes(shape):
     logits = 3 * torch.randn(MEMBERS, 6, *shape, generator=torch.Generator().manual_seed(3))

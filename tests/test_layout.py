@@ -174,6 +174,16 @@ def test_uint8_masks_with_255_ignored():
     assert elements.target.tolist() == [[0, 0], [2, 1]]
 
 
+@pytest.mark.parametrize(("dtype", "label"), [(torch.uint8, 156), (torch.uint8, 255), (torch.int8, 120)])
+def test_labels_of_8_bits_with_more_classes_than_those_hold(dtype, label):
+    target = torch.tensor([label, 3]).to(dtype)
+    for all_seen in (False, True):
+        elements = arrange(torch.randn(2, 1000), target).with_changes(checked=all_seen, all_valid=False)
+        assert elements.target.tolist() == [label, 3]
+        assert elements.valid.all()
+        assert not elements.stray.any()
+
+
 # -------------------------------------------------------------------------------- probability targets
 
 

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from calibrant.layout import as_decisions, as_pairs, computing_dtype, warn_of_probabilities
+from calibrant.layout import as_decisions, as_pairs, computing_dtype, not_ignored, warn_of_probabilities
 from calibrant.statistics import Statistics, sum_dtype
 
 __all__ = ["Diversity", "disagreement", "mutual_information", "pool"]
@@ -115,7 +115,7 @@ class Diversity(Statistics):
             _, target = as_decisions(logits[0], target)
         if target.shape != elements:
             raise ValueError(f"target must have shape {elements}, got {tuple(target.shape)}")
-        valid = target != ignore_index
+        valid = not_ignored(target, ignore_index)
         dtype = sum_dtype(logits.device)
         values = _entropy(pool(classes), 1), _member_entropy(classes), disagreement(classes)
         sums = (torch.where(valid, value, 0).sum(dtype=dtype) for value in values)

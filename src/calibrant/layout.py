@@ -91,7 +91,7 @@ class Elements:
         if self.soft:
             shape = self.logits.shape[:1] + self.logits.shape[2:]
             return torch.ones(shape, dtype=torch.bool, device=self.logits.device)
-        return self.given.long() != self.ignore_index  # uint8 labels would wrap a negative index
+        return not_ignored(self.given, self.ignore_index)
 
     def _make_target(self) -> Tensor:
         if self.soft:
@@ -107,7 +107,8 @@ class Elements:
         return self._out_of_range() & self.valid
 
     def _out_of_range(self) -> Tensor:
-        return (self.given < 0) | (self.given >= self.logits.shape[1])
+        target = self.given.long()  # 8 bits cannot hold a large number of classes
+        return (target < 0) | (target >= self.logits.shape[1])
 
     @property
     def rows(self) -> Tensor:
@@ -162,6 +163,15 @@ class Elements:
 
 
 _FIELDS = tuple(field.name for field in fields(Elements))
+
+
+def not_ignored(target: Tensor, ignore_index: int) -> Tensor:
+    """Whether each label counts, for labels of any integer type.
+
+    >>> not_ignored(torch.tensor([3, 156], dtype=torch.uint8), -100)
+    tensor([True, True])
+    """
+    return target.long() != ignore_index  # among uint8 labels, torch would take 156 for -100
 
 
 def arrange(

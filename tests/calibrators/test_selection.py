@@ -315,6 +315,16 @@ def test_labels_of_images_in_any_type_and_images_without_labels(dtype):
     assert [each.nll for each in ranking.candidates] == [each.nll for each in expected.candidates]
 
 
+def test_images_of_a_class_that_8_bits_cannot_tell_from_ignored():
+    logits, target = sampled(6, 200, 2, 2)
+    target[:2] = 156
+    found = [
+        rank(logits, labels, candidates=["temperature", "local-temperature"], folds=3)
+        for labels in (target, target.to(torch.uint8))
+    ]
+    assert [each.nll for each in found[0].candidates] == [each.nll for each in found[1].candidates]
+
+
 def test_pixels_of_an_image_are_not_independent():
     # Each image four times over says no more about the images than once.
     logits, target = sampled(60, 3, 2, 2, seed=30)

@@ -49,6 +49,12 @@ def test_parts_add_up_and_ignored_elements_do_not_count():
         assert other.figures() == whole.figures()
 
 
+def test_labels_in_8_bits_are_not_taken_for_ignored_ones():
+    sets, target = torch.ones(3, 200, dtype=torch.bool), torch.tensor([156, 3, 4], dtype=torch.uint8)
+    assert evaluate_sets(sets, target).samples == 3
+    assert evaluate_sets(sets, target, ignore_index=3).samples == 2
+
+
 def test_a_class_without_elements_has_no_coverage():
     figures = evaluate_sets(torch.ones(3, 3, dtype=torch.bool), torch.tensor([0, 0, 1]))
     assert figures.classes[2].coverage is None

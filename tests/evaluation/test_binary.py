@@ -1,5 +1,6 @@
 """Evaluation of single logits: yes-or-no decisions, one for each element or for each of several labels."""
 
+from copy import copy
 from itertools import pairwise
 
 import pytest
@@ -154,6 +155,18 @@ def test_images() -> None:
     found = evaluate(logits, target, binary=True, per_image=True, resamples=0)
     single = [evaluate(logits[i : i + 1], target[i : i + 1], binary=True, resamples=0) for i in range(6)]
     assert found.ece == close(sum(each.ece for each in single) / 6)
+    assert [each.exact for each in (found, *found.labels)] == [True] * 3
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_a_sum_is_given_later_is_its_own(first: bool) -> None:
+    logits, target = decisions(50, 3)
+    part = Evaluator(binary=True, resamples=0).update(logits, target)
+    alone, fresh = part.compute(), Evaluator(binary=True, resamples=0)
+    for total in (part + fresh if first else fresh + part, copy(part)):
+        total.update(logits, target)
+        assert [each.samples for each in total.compute().labels] == [100] * 3
+        assert part.compute() == alone
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 1)])

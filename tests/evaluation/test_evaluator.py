@@ -1483,3 +1483,9 @@ def test_what_probabilities_of_0_add_is_not_said_of_means_over_images() -> None:
     assert found.nll > 40
     said = "1 of 101 true classes have a probability of 0, which counts as 1.2e-38 and costs 87.3 in NLL."
     assert said in str(found)
+
+
+def test_kde_over_images_is_refused() -> None:
+    logits, target = batch(30)
+    with pytest.raises(ValueError, match="kde_ece is computed for all elements together"):
+        evaluate(logits[:, :, None], target[:, None], per_image=True, kde=True, resamples=0)

@@ -56,6 +56,16 @@ def test_golden():
         assert classwise_ece(streamed(logits, target, pieces)) == expected
 
 
+@pytest.mark.parametrize("shape", [(300_000, 2), (40, 2, 90, 90)])
+def test_the_rounding_of_large_probabilities_stays_out_of_small_bins(shape):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(shape, generator=generator) / 10
+    target = torch.randint(2, shape[:1] + shape[2:], generator=generator)
+    gaps = ClassGaps.of(arrange(logits, target))
+    assert gaps.gap[gaps.count == 0].abs().sum() == 0
+    assert classwise_mce(logits, target) == pytest.approx(classwise_mce(logits.double(), target), rel=1e-6)
+
+
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("classes", [2, 5, 40])
 @pytest.mark.parametrize("bins", [1, 2, 7, 15, 50])

@@ -891,6 +891,30 @@ def test_a_damaged_csv(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (b"\x1f\x8b\x08\x00", "is compressed by gzip: unpack it by gunzip; expected a text file"),
+        (b"PK\x03\x04\x14\x00", "is a zip file or a spreadsheet: unpack it, or save it as CSV UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_packed_files_with_the_name_of_a_text(tmp_path, suffix, start, words):
+    path = tmp_path / f"m{suffix}"
+    path.write_bytes(start + bytes(range(128, 256)))
+    refused(path, words)
+
+
+@pytest.mark.parametrize("names", [("a", "nan"), ("inf", "nan"), ("Infinity", "b")])
+def test_classes_called_nan_or_inf_are_words(tmp_path, names):
+    first, second = names
+    path = tmp_path / "m.csv"
+    path.write_text(f"label,logit_{first},logit_{second}\n{second},1,2\n{first},0,3\n{first},1,2\n")
+    file = open_predictions(path)
+    assert file.class_names == names
+    assert everything(path)[1].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
     ("encoding", "words"),
     [
         ("latin-1", "it may be Latin-1 or Windows-1252; expected UTF-8 (save it as CSV UTF-8"),

@@ -17,7 +17,7 @@ from calibrant.arguments import whole_number
 from calibrant.calibrators.base import BoundWarning, Calibrator, valid_rows
 from calibrant.calibrators.identity import Identity
 from calibrant.calibrators.registry import create_calibrator
-from calibrant.layout import arrange, as_decisions, as_pairs
+from calibrant.layout import arrange, as_decisions, as_pairs, not_ignored
 from calibrant.printable import counted, text_table
 from calibrant.warning import warn
 
@@ -153,7 +153,7 @@ def rank(
     # labels of an element.
     images = logits.ndim > 2
     if images or binary:
-        labelled = (target != ignore_index).flatten(1).any(1)
+        labelled = not_ignored(target, ignore_index).flatten(1).any(1)
         rows, labels = logits.detach().double()[labelled], target.long()[labelled]
     folds = whole_number("folds", folds, 2)
     if folds > len(labels):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrant.calibrators.base import NOT_FINITE, NOTHING_TO_FIT, Batches, Calibrator, FittedLayer
 from calibrant.kernels.workers import in_threads, threads_for
-from calibrant.layout import arrange, blocks, warn_of_probabilities
+from calibrant.layout import arrange, blocks, not_ignored, warn_of_probabilities
 from calibrant.warning import warn
 
 Block = tuple[Tensor, ...]
@@ -141,7 +141,7 @@ class HeldOut:
             parts = [elements.rows, elements.labels]
             if of_images is not None:
                 values = of_images(logits.detach()).view(-1, *(1,) * (target.ndim - 1)).expand(target.shape)
-                parts.append(values[target != self.ignore_index])
+                parts.append(values[not_ignored(target, self.ignore_index)])
             seen += len(parts[1])
             if len(parts[1]):
                 chunks = [chunk for chunk, _ in blocks(parts[0].shape, logits.device)]

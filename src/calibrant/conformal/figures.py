@@ -11,6 +11,7 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, label, whole_number
 from calibrant.conformal.sets import quantile_rank
+from calibrant.layout import not_ignored
 from calibrant.metrics.uncertainty import Interval, binomial_interval, normal_interval
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -100,7 +101,7 @@ class SetCounts(Statistics):
             expected = tuple(sets.shape[:1] + sets.shape[2:])
             raise ValueError(f"target must have shape {expected} for these sets, got {tuple(target.shape)}")
         classes, dtype = sets.shape[1], sum_dtype(sets.device)
-        valid = target.flatten() != label("ignore_index", ignore_index)
+        valid = not_ignored(target, label("ignore_index", ignore_index)).flatten()
         rows = sets.movedim(1, -1).reshape(-1, classes)[valid]
         labels = target.flatten()[valid].long()
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:

@@ -76,11 +76,11 @@ def evaluate(
             probability of yes; see `Evaluation.binary` and `Evaluation.labels`. ``class_names`` are those of
             no and yes, or of the L labels.
         kde: also compute `kde_ece`, without an interval. Its time grows with N². It is only informative for
-            few classes and many elements.
+            few classes and many elements. Not with ``per_image``.
         resamples: number of bootstrap resamples for the intervals; 0 for neither intervals nor tests.
         level: the level of the intervals.
         seed: the seed of the bootstrap.
-        progress: called with the number of resamples done and their total.
+        progress: called with the number of resamples done and their total. With ``per_image`` there are none.
 
     Raises:
         ValueError: shapes, labels or options do not fit, there is nothing to evaluate, or logits are not
@@ -106,7 +106,11 @@ def evaluate(
         seed=seed,
     )
     if per_image:
-        return replace(evaluator.update(logits, target).compute(pooled=False), exact=True)
+        if kde:
+            raise ValueError("kde_ece is computed for all elements together: leave out kde or per_image")
+        evaluation = evaluator.update(logits, target).compute(pooled=False)
+        labels = tuple(replace(each, exact=True) for each in evaluation.labels)
+        return replace(evaluation, exact=True, labels=labels)
     predictions = Predictions.of(logits, target, ignore_index=ignore_index, binary=binary)
     classes = _size(logits, binary)
     evaluator._check(classes)
@@ -320,6 +324,12 @@ class Evaluator:
             self._sums, self._labels, self._looked_at, self._dense = None, (), False, False
             self.num_classes = self._given_classes
 
+    def __copy__(self) -> Evaluator:
+        """A copy that batches can be added to, without changing the original."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), _labels=tuple(map(copy, self._labels)))
+        return twin
+
     def __add__(self, other: Evaluator) -> Evaluator:
         """An evaluator with the batches of both and the options of the first."""
         if not isinstance(other, Evaluator):
@@ -337,7 +347,7 @@ class Evaluator:
         total = copy(self)
         total.num_classes = self.num_classes or other.num_classes
         total._dense |= other._dense
-        total._sums, total._labels = self._sums or other._sums, self._labels or other._labels
+        total._sums, total._labels = self._sums or other._sums, total._labels or copy(other)._labels
         if self._sums and other._sums:
             total._sums = self._sums + other._sums.to(self._sums.samples.device)
         if self._labels and other._labels:

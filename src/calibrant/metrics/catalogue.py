@@ -38,7 +38,7 @@ from calibrant.metrics.selective import (
 )
 from calibrant.metrics.uncertainty import Interval, chance_classwise, chance_mce
 
-DEFINITIONS = 2
+DEFINITIONS = 3
 """The number of the definitions of all metrics, stored with the results of runs.
 
 Raise it when a metric keeps its name but gives other values. Stored results with another number are computed

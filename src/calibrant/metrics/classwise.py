@@ -47,7 +47,6 @@ class ClassGaps(Statistics):
             counted, exponential, total = valid[index], block.exponential, block.total
             if not elements.all_valid:  # an ignored element gets probability 0 for every class: no gap
                 exponential, total = exponential.masked_fill_(~counted, 0), total.masked_fill_(~counted, 1)
-            in_first = _sum_over_elements(exponential, total.reciprocal(), dtype)
             # Fewer than `bins` classes of an element can lie above the first bin. Sorting only these into
             # bins takes a few passes in all, instead of one for each bin or class.
             large = (exponential > total * ((1 - 1e-6) / bins)).nonzero(as_tuple=True)
@@ -56,10 +55,13 @@ class ClassGaps(Statistics):
             place = of_class * bins + bin_of(values, edges)
             gap.index_add_(0, place, values)
             count = torch.bincount(place, minlength=classes * bins).to(dtype)
-            in_first.index_add_(0, of_class, -values)
             at_target = (exponential.gather(1, block.target) / total).to(dtype)
             place = block.target * bins + bin_of(at_target, edges)
             gap.index_add_(0, place.flatten(), -counted.flatten().to(dtype))
+            exponential[large] = (
+                0  # what rounding leaves of a large sum could be more than all of the first bin
+            )
+            in_first = _sum_over_elements(exponential, total.reciprocal(), dtype)
             return gap, count, in_first
 
         gap, count, in_first = visit(elements, gaps)

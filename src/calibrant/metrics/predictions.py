@@ -12,7 +12,15 @@ from torch import Tensor
 
 from calibrant.histogram import Bins, ConfidenceHistogram, RankedSums, bin_of, equal_width_edges, spread
 from calibrant.kernels import Block, visit
-from calibrant.layout import Elements, Index, arrange, as_decisions, computing_dtype, warn_of_probabilities
+from calibrant.layout import (
+    Elements,
+    Index,
+    arrange,
+    as_decisions,
+    computing_dtype,
+    not_ignored,
+    warn_of_probabilities,
+)
 
 _RULED_OUT = -1e30
 
@@ -212,7 +220,7 @@ def as_predictions(source: Tensor | Predictions, target: Tensor | None, ignore_i
 def answers(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Yes-or-no decisions as two classes, see `as_decisions`; an error unless all labels are 0 and 1."""
     logits, target = as_decisions(logits, target)
-    valid = target[target != ignore_index]
+    valid = target[not_ignored(target, ignore_index)]
     low, high = map(int, torch.aminmax(valid)) if valid.numel() else (0, 1)
     if low < 0 or high > 1:
         raise ValueError(

@@ -53,10 +53,21 @@ def file_errors(path: Path) -> Iterator[None]:
         raise BadFileError(path, f"cannot be read as {path.suffix.lower()}: {reason[0]}") from error
 
 
+_PACKED = {
+    b"\x1f\x8b": "compressed by gzip: unpack it by gunzip",
+    b"PK\x03\x04": "a zip file or a spreadsheet: unpack it, or save it as CSV UTF-8",
+}
+"""Kinds of files that are given the name of a text file by mistake, by their first bytes."""
+
+
 def not_utf8(path: Path) -> str:
     """What to say about a text file with bytes that are not UTF-8."""
     with path.open("rb") as stream:
-        utf16 = stream.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE)
+        start = stream.read(4)
+    for signature, kind in _PACKED.items():
+        if start.startswith(signature):
+            return f"is {kind}; expected a text file"
+    utf16 = start.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
     found, name = ("is UTF-16", "UTF-16") if utf16 else ("may be Latin-1 or Windows-1252", "WINDOWS-1252")
     return (
         f"has bytes that are not UTF-8: it {found}; expected UTF-8 (save it as CSV UTF-8 in a spreadsheet, "

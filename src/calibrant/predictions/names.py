@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ class Names:
         lower = [name.lower() for name in names]
         self._any_case = len(set(lower)) == len(lower)
         self.numbers = {name: number for number, name in enumerate(lower if self._any_case else names)}
-        self._or_numbers = not any(map(is_number, names))
+        self._or_numbers = not any(map(is_finite_number, names))
         named = [f"one of the class names {first_few(names)}{where}"] if names else []
         self.expected = ", or ".join(["a class number"] * self._or_numbers + named)  # for messages
 
@@ -116,3 +117,8 @@ def numbers_in(cells: Sequence[str]) -> list[float] | None:
 def is_number(text: str) -> bool:
     """Whether a cell holds a number."""
     return numbers_in([text]) is not None
+
+
+def is_finite_number(text: str) -> bool:
+    """Whether the name of a class is a number; nan and inf are words."""
+    return is_number(text) and isfinite(float(text))

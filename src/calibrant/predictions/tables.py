@@ -22,7 +22,7 @@ from torch import Tensor
 from calibrant.extras import MissingPackageError, require
 from calibrant.predictions.arrays import to_labels, to_tensor
 from calibrant.predictions.file import BadFileError, Batch, Batches, PredictionFile
-from calibrant.predictions.names import Answers, Names, is_number, numbers_in
+from calibrant.predictions.names import Answers, Names, is_finite_number, is_number, numbers_in
 from calibrant.printable import row_of
 from calibrant.sizes import MAX_TEXT
 
@@ -60,7 +60,7 @@ class _Columns(NamedTuple):
         names = self.class_names or ("",)
         if len(names) == 1:  # the column of yes, or lists that may have a single number
             return Answers("" if names[0] in ("logit", "probability") else names[0])
-        return Names(() if any(map(is_number, names)) else names, ", as in the names of the columns")
+        return Names(() if any(map(is_finite_number, names)) else names, ", as in the names of the columns")
 
 
 def _columns(path: Path, columns: Sequence[str]) -> _Columns:
@@ -103,7 +103,7 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
     names = tuple(name.removeprefix(_PREFIXES[kind]) for name in found)
     numbers = [str(number) for number in range(len(names))]
     # A single column is not counted: `probability_1` is that of yes.
-    if len(names) > 1 and all(map(is_number, names)) and list(names) != numbers:
+    if len(names) > 1 and all(map(is_finite_number, names)) and list(names) != numbers:
         place = next(i for i, (name, number) in enumerate(zip(names, numbers, strict=True)) if name != number)
         prefix = _PREFIXES[kind]
         raise BadFileError(
@@ -155,6 +155,8 @@ def open_csv(path: Path) -> PredictionFile:
                         ndmin=2,
                     )
                 except ValueError:
+                    break
+                if not np.isfinite(table[:, 0]).all():  # perhaps the name of a class
                     break
                 yield _batch(path, table[:, 0], table[:, 1:], start)
                 start += len(table)

@@ -126,5 +126,20 @@ def test_boxes_show_the_largest_probability_below_the_true_class(ax):
 def test_boxes_of_pixels_and_of_wrong_numbers_of_labels(ax):
     logits = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     plots.lower_probabilities({"ce": (logits, torch.zeros(4, 2, 2, dtype=torch.long))}, ax)
-    with pytest.raises(ValueError, match=r"data\['ce'\] has 16 elements and 4 labels"):
-        plots.lower_probabilities({"ce": (logits, torch.zeros(4, dtype=torch.long))}, ax)
+    for pair, error, message in (
+        ((logits, torch.zeros(4, dtype=torch.long)), ValueError, r"data\['ce'\]: target must have shape"),
+        ((logits, torch.full((4, 2, 2), 3)), ValueError, r"data\['ce'\]: target holds labels from 3 to 3"),
+        ((logits, torch.full((4, 2, 2), -100)), ValueError, r"data\['ce'\] must have an element"),
+        ((logits, torch.zeros(4, 2, 2)), TypeError, r"data\['ce'\]: target must hold"),
+        (logits, TypeError, r"data\['ce'\] must be logits and labels, got Tensor"),
+    ):
+        with pytest.raises(error, match=message):
+            plots.lower_probabilities({"ce": pair}, ax)
+
+
+def test_boxes_of_many_classes_with_labels_in_8_bits(ax):
+    logits = torch.randn(20, 200, generator=torch.Generator().manual_seed(0))
+    labels = torch.full((20,), 156)
+    plots.lower_probabilities({"int64": (logits, labels), "uint8": (logits, labels.to(torch.uint8))}, ax)
+    first, second = (ax.lines[number].get_xdata() for number in (2, 5))
+    np.testing.assert_array_equal(first, second)

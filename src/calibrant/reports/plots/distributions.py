@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.cbook import boxplot_stats
 from torch import Tensor
 
 from calibrant.arguments import whole_number
+from calibrant.layout import arrange
 from calibrant.metrics.ood import detection, rates
 from calibrant.reports.plots import checks, drawing
 from calibrant.reports.plots.checks import Array, Numbers
@@ -95,13 +96,19 @@ def lower_probabilities(
     """
     checks.check_filled(data, "a mapping from name to logits and labels")
     largest = {}
-    for name, (logits, labels) in data.items():
+    for name, pair in data.items():
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise TypeError(f"data[{name!r}] must be logits and labels, got {type(pair).__name__}")
+        logits, labels = pair
         _check_logits(name, logits)
-        rows, target = logits.detach().movedim(1, -1).reshape(-1, logits.shape[1]), labels.reshape(-1)
-        if len(rows) != len(target):
-            raise ValueError(f"data[{name!r}] has {len(rows)} elements and {len(target)} labels")
-        rows, target = rows[target != -100].double().softmax(1), target[target != -100]
-        own = rows.gather(1, target.unsqueeze(1))
+        try:
+            elements = arrange(logits, labels, look_at_labels=True)
+        except (TypeError, ValueError) as problem:
+            raise type(problem)(f"data[{name!r}]: {problem}") from None
+        rows = elements.rows.double().softmax(1)
+        if not len(rows):
+            raise ValueError(f"data[{name!r}] must have an element that counts, but all labels are -100")
+        own = rows.gather(1, elements.labels.unsqueeze(1))
         largest[name] = torch.where(rows < own, rows, 0).amax(1).cpu().numpy()
     ax = drawing.given_or_new(ax, 1.7 + drawing.rows_height(data))
     look: dict[str, Any] = {"facecolor": "none", "edgecolor": drawing.BLUE, "linewidth": 0.9}
