@@ -69,7 +69,8 @@ MAY_IMPORT = {
         *BELOW_LOSSES,
     },
     "reports": {
-        *("arguments", "atomic", "evaluation", "extras", "lazy", "losses", "metrics", "options", "printable"),
+        *("arguments", "atomic", "evaluation", "extras", "layout", "lazy", "losses", "metrics", "options"),
+        "printable",
     },
     "predictions": {"arguments", "atomic", "ensembles", "extras", "layout", "printable", "sizes"},
     "evaluation": {"metrics", "printable", "processes", *BELOW_LOSSES},

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -73,7 +74,7 @@ def test_metrics_can_be_copied_in_any_order(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(METRICS, "data", dict(METRICS))
     METRICS["brier"] = METRICS.pop("brier")  # now behind root_brier, which is computed from it
     assert dict(METRICS.copy()) == dict(METRICS)
-    with patch.dict(METRICS, {"mean": METRICS["ece"]}, clear=True):
+    with patch.dict(METRICS, {"mean": replace(METRICS["ece"], label="Mean")}, clear=True):
         assert list(METRICS) == ["mean"]
     assert list(METRICS)[-1] == "brier"
 

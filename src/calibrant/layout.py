@@ -27,8 +27,8 @@ LANES = 64
 """A multiple of the columns that torch's sum takes at a time on any CPU: four vectors of up to 16 numbers."""
 
 _SINGLE_LOGITS = (
-    "if each logit l is a yes-or-no decision of its own, pass binary=True (metrics: Predictions.of(logits, "
-    "target, binary=True); what takes no binary=True: torch.stack([0 * l, l], 1))"
+    "if each logit l is a yes-or-no decision of its own, pass binary=True; to a metric pass Predictions.of("
+    "logits, target, binary=True), and to what has no such argument torch.stack([0 * l, l], 1)"
 )
 _LEAST_PROBABILITY = torch.finfo(torch.float32).tiny
 
@@ -416,6 +416,19 @@ def as_decisions(logits: Tensor, target: Tensor, *, soft: bool = False) -> tuple
             )
         return pairs, torch.stack([1 - target, target], 1)
     return pairs, target.long() if target.dtype == torch.bool else target
+
+
+def answers(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """As `as_decisions`, with an error unless all labels are 0, 1 or ignored."""
+    logits, target = as_decisions(logits, target)
+    valid = target[not_ignored(target, ignore_index)]
+    low, high = map(int, torch.aminmax(valid)) if valid.numel() else (0, 1)
+    if low < 0 or high > 1:
+        raise ValueError(
+            f"with binary=True the target holds 0 and 1, or ignore_index={ignore_index} for elements to "
+            f"leave out; got labels from {low} to {high}"
+        )
+    return logits, target
 
 
 def _flatten(tensor: Tensor, classes_last: bool) -> Tensor:

@@ -111,6 +111,25 @@ class Divided(Calibrator):
         return rows / 2
 
 
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("key", CALIBRATORS)
+def test_if_all_labels_have_one_answer_nothing_is_changed(key: str, labels: int) -> None:
+    logits, target = decisions(50, labels)[0], torch.zeros(50, labels, dtype=torch.long)
+    target[:, -1] = 1
+    with pytest.warns(UnchangedLabelsWarning, match="the same answer in all of these data") as caught:
+        calibrator = create_calibrator(key).fit(logits, target, binary=True)
+    assert len(caught) == 1
+    assert torch.equal(calibrator(logits), logits)
+    assert calibrator.unchanged == tuple(range(labels))
+    assert f"unchanged={', '.join(map(str, range(labels)))}" in repr(calibrator)
+
+
+def test_labels_beyond_0_and_1_are_refused() -> None:
+    logits, target = decisions(50, 4)
+    with pytest.raises(ValueError, match=r"the target holds 0 and 1.* got labels from 0 to 2"):
+        Temperature().fit(logits, 2 * target, binary=True)
+
+
 def test_a_calibrator_that_learns_nothing_is_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CALIBRATORS, Divided.key, Divided)
     logits, target = decisions(200, 3)

@@ -2,12 +2,14 @@
 
 import math
 import re
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+from torch import Tensor
 
 from calibrant import calibrators
 from calibrant.calibrators import CALIBRATORS, Calibrator, Identity, create_calibrator
@@ -173,3 +175,59 @@ def test_a_calibrator_is_registered_under_its_own_key() -> None:
     with pytest.raises(TypeError, match="'own': expected a subclass of calibrant's Calibrator, got "):
         CALIBRATORS["own"] = Own()  # type: ignore[assignment]
     assert not {"own", "other"} & set(CALIBRATORS)
+
+
+@pytest.mark.parametrize("word", ["auto", "none"])
+def test_words_of_the_commands_are_no_keys(word: str) -> None:
+    class Own(Identity):
+        key = word
+
+    with pytest.raises(ValueError, match=f"'{word}': a key must not be auto or none"):
+        CALIBRATORS[word] = Own
+
+
+class Scaled(Calibrator):
+    """A user's calibrator, with mistakes to choose from."""
+
+    key = "scaled"
+
+    def __init__(self, *, result: Callable[[Tensor], Any] = lambda rows: rows) -> None:
+        super().__init__()
+        self.result = result
+
+    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+        pass
+
+    def transform(self, rows: Tensor) -> Tensor:
+        result: Tensor = self.result(rows)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda rows: rows[:, :1], r"Scaled.transform must return logits of shape \(3, 4\), got \(3, 1\)"),
+        (lambda rows: rows.tolist(), r"Scaled.transform must return logits of shape \(3, 4\), got list"),
+        (lambda rows: rows / rows, r"Scaled.transform must return logits, .* got NaN for logits of 0"),
+    ],
+)
+def test_what_a_transform_must_return(result: Callable[[Tensor], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Scaled(result=result).fit(torch.randn(20, 4), torch.arange(20) % 4)
+
+
+def test_what_was_not_learned_or_kept_is_named() -> None:
+    class Forgetful(Identity):
+        key = "forgetful"
+
+        def __init__(self, *, steps: int = 3) -> None:
+            super().__init__()
+            self.number = steps
+
+        def transform(self, rows: Tensor) -> Tensor:
+            return rows * self.learned("weight", rows)
+
+    with pytest.raises(RuntimeError, match=r"has learned no 'weight': call self.learn\('weight', value\)"):
+        Forgetful().fit(torch.randn(20, 4), torch.arange(20) % 4)
+    with pytest.raises(TypeError, match=r"must keep its option 'steps': set self.steps in"):
+        Forgetful().options()

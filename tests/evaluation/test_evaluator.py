@@ -1378,7 +1378,7 @@ def test_an_evaluation_stored_before_a_metric_was_added_lacks_it(
     golden: Evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = golden.to_dict()
-    monkeypatch.setitem(METRICS, "added", replace(METRICS["ece"], since=4))
+    monkeypatch.setitem(METRICS, "added", replace(METRICS["ece"], label="Added", since=4))
     monkeypatch.setattr("calibrant.evaluation.figures._FORMAT", 4)
     read = Evaluation.from_dict(stored)
     assert read.added is None

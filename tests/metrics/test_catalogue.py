@@ -166,6 +166,8 @@ def test_unknown_attributes_are_refused():
     evaluation = evaluate(*batch(), resamples=0)
     with pytest.raises(AttributeError, match="no attribute or metric 'mean_gap'"):
         evaluation.mean_gap  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute or metric 'ECE' \(did you mean 'ece'\?\)"):
+        evaluation.ECE  # noqa: B018
     assert set(METRICS) <= set(dir(evaluation))
 
 
@@ -179,6 +181,8 @@ OWN = OUTSIDE["mean_confidence"]
         ("own", replace(OWN, function=0.5), "'own': the function must be callable, got 0.5"),
         ("own", replace(OWN, source="element"), r"'own': the source must be .*'element' \(did you mean"),
         ("own", replace(OWN, source="own"), "'own': the source must be .* added before, got 'own'"),
+        ("my-metric", OWN, "'my-metric': expected a Python name"),
+        ("own", replace(OWN, label="ECE"), "'own': another metric has the label 'ECE'"),
         ("name", OWN, "'name': evaluations have another attribute of this name"),
         ("samples", OWN, "'samples': evaluations have another attribute of this name"),
         ("replicates", OWN, "'replicates': evaluations have another attribute of this name"),

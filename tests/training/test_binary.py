@@ -379,3 +379,11 @@ def test_texts_with_a_column_for_each_label() -> None:
     assert "target 'cat', 'bird', several labels for each (binary)" in result.stderr
     assert Recipe.load("run/recipe.toml").data.options["label"] == ("cat", "bird")
     assert Run(Path("run")).data.class_names == ("cat", "bird")
+
+
+@pytest.mark.filterwarnings("ignore:.*are always 0 or always 1")
+def test_labels_with_one_answer_in_all_data_are_not_calibrated() -> None:
+    inputs, answers = features(300, 0)
+    np.savez("data.npz", features=inputs.astype(np.float32), labels=0 * answers)
+    output = succeed("train", "--data", "data.npz", "--set", "epochs=1", "--calibrate", "none")
+    assert "; not calibrated, because the validation data have only one answer" in output.stdout

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.jit._trace import TracerWarning, is_tracing
 
 from calibrant.layout import (
+    answers,
     arrange,
-    as_decisions,
     as_pairs,
     check_floating,
     computing_dtype,
@@ -123,7 +123,7 @@ class FittedLayer(nn.Module, ABC):
 
     def _fit_labels(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
         """Fit a layer of two classes to each label. Labels without both answers are left as they are."""
-        pairs, target = as_decisions(logits, target)
+        pairs, target = answers(logits, target, ignore_index)
         if pairs.ndim == 2:
             pairs, target = pairs.unsqueeze(2), target.unsqueeze(1)
         constant = _constant_labels(target)
@@ -205,12 +205,23 @@ class FittedLayer(nn.Module, ABC):
 
     def learned(self, name: str, like: Tensor) -> Tensor:
         """Learned state in another tensor's type and on its device."""
+        if name not in self._buffers:
+            raise RuntimeError(
+                f"{type(self).__name__} has learned no {name!r}: call self.learn({name!r}, value) in fit_rows"
+            )
         buffer: Tensor = getattr(self, name)
         return buffer.to(like.device, like.dtype)
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments this was created with."""
-        return {name: getattr(self, name) for name in signature(type(self)).parameters}
+        found = {}
+        for name in signature(type(self)).parameters:
+            if not hasattr(self, name):
+                raise TypeError(
+                    f"{type(self).__name__} must keep its option {name!r}: set self.{name} in __init__"
+                )
+            found[name] = getattr(self, name)
+        return found
 
     def extra_repr(self) -> str:
         """The options that differ from their defaults, the number of classes, and the learned numbers.
@@ -231,7 +242,8 @@ class FittedLayer(nn.Module, ABC):
         if self.num_classes is None:
             return ", ".join([*changed, "not fitted"])
         if self.binary:
-            return ", ".join([*changed, "binary"])
+            left = [f"unchanged={first_few(self.unchanged)}"] if self.unchanged else []
+            return ", ".join([*changed, "binary", *left])
         buffers = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         learned = [f"{name}={_some(self._printed(buffer))}" for name, buffer in buffers.items()]
         return ", ".join([*changed, f"{self.num_classes} classes", *learned])
@@ -328,6 +340,8 @@ class Calibrator(FittedLayer):
         """Finish a fit; warn of classes without elements, and of data with a single class."""
         names = self.class_names
         super().fitted_to(counts)
+        if not type(self).__module__.startswith("calibrant."):
+            self._check_transform(len(counts), counts.device)
         present = counts.nonzero().flatten().tolist()
         absent = (counts == 0).nonzero().flatten().tolist()
         if len(present) == 1:
@@ -342,6 +356,18 @@ class Calibrator(FittedLayer):
                 f"{type(self).__name__} cannot learn their parameters; add elements of them, or use a method "
                 "with one parameter for all classes, such as temperature"
             )
+
+    def _check_transform(self, classes: int, device: torch.device) -> None:
+        """Refuse a `transform` that returns anything but logits: broadcasting would hide it."""
+        rows = torch.zeros(3, classes, dtype=torch.float64, device=device)
+        with torch.no_grad():
+            found = self.transform(rows)
+        name = f"{type(self).__name__}.transform"
+        if not isinstance(found, Tensor) or found.shape != rows.shape:
+            shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"{name} must return logits of shape {tuple(rows.shape)}, got {shown}")
+        if found.isnan().any():
+            raise ValueError(f"{name} must return logits, -inf for probability 0; got NaN for logits of 0")
 
     def forward(self, logits: Tensor) -> Tensor:
         """Calibrate logits ``(B, K, *S)``; float64 for float64 logits, else float32.
@@ -413,18 +439,16 @@ def labels_without_state(names: Iterable[str], number: int) -> tuple[int, ...]:
 
 
 def _constant_labels(target: Tensor) -> list[int]:
-    """The labels of ``(B, L, *S)`` that are always 0 or always 1; none if that is all of them.
+    """The labels of ``(B, L, *S)`` that are always 0 or always 1.
 
     >>> _constant_labels(torch.tensor([[0, 1, 0], [1, 1, -100]]))
     [1, 2]
     """
-    columns = target.unbind(1)
-    found = [
+    return [
         number
-        for number, column in enumerate(columns)
+        for number, column in enumerate(target.unbind(1))
         if bool((column == 0).any()) != bool((column == 1).any())
     ]
-    return found if len(found) < len(columns) else []
 
 
 def _some(learned: Tensor) -> str:

@@ -44,9 +44,11 @@ _KINDS: tuple[type[Calibrator], ...] = (
 
 
 def _check(key: str, part: type[Calibrator], _: object) -> None:
-    """Refuse what is no calibrator, and keys other than its own: files hold its own key."""
+    """Refuse what is no calibrator, keys other than its own, which files hold, and words of the commands."""
     if not (isinstance(part, type) and issubclass(part, Calibrator)):
         raise TypeError(f"{key!r}: expected a subclass of calibrant's Calibrator, got {part!r}")
+    if key in ("auto", "none"):
+        raise ValueError(f"{key!r}: a key must not be auto or none, which mean something else in commands")
     if getattr(part, "key", None) != key:
         raise ValueError(
             f"{key!r}: expected {part.__name__}.key = {key!r}, got {getattr(part, 'key', None)!r}"

@@ -164,13 +164,15 @@ def _test_figures(run: Run, stored: Calibrator | None) -> tuple[str, str]:
     text = f"{tested(None)[0]}; "
     if caught:  # as after a short run, or where all validation elements are right
         text += str(caught[0].message)
+    elif (temperature := temperature_of(scaled)) is None:
+        text += "not calibrated, because the validation data have only one answer"
     else:
         parts = list(scaled.labels) if scaled.binary else []
         mean = "mean " if len(parts) > 1 else ""
         left = len(scaled.unchanged)
         without = f", not counting {counted(left, 'label')} with one answer in all data" if left else ""
         _, errors = tested(scaled)  # a temperature leaves the accuracy as it is
-        text += f"after temperature scaling ({mean}T = {temperature_of(scaled):.3f}{without}) {errors}"
+        text += f"after temperature scaling ({mean}T = {temperature:.3f}{without}) {errors}"
     if stored is None or stored.key == "identity":
         return text, ""
     figures, errors = tested(stored)

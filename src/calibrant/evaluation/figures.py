@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
+from calibrant.arguments import nearest
 from calibrant.layout import LOGIT_OF_ZERO
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.selective import RiskCoverage
@@ -204,7 +205,9 @@ class Evaluation:
         try:
             return vars(self)["figures"][name].value
         except KeyError:
-            raise AttributeError(f"{type(self).__name__!r} has no attribute or metric {name!r}") from None
+            hint = "" if name.startswith("_") else nearest(name, vars(self).get("figures", ()))
+            found = f"{type(self).__name__!r} has no attribute or metric {name!r}"
+            raise AttributeError(found + hint) from None
 
     def __dir__(self) -> Iterable[str]:
         return [*super().__dir__(), *self.figures]

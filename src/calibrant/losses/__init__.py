@@ -142,4 +142,12 @@ def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
                 f"loss {key!r} has no hyper-parameter {name!r}{arguments.nearest(name, valid)}; "
                 f"it takes: {', '.join(valid)}"
             )
-    return LOSSES[key](num_classes, **hyperparameters)
+    loss = LOSSES[key](num_classes, **hyperparameters)
+    for name, value in hyperparameters.items():  # as a loss from outside the package may not check
+        if isinstance(value, str) and valid[name].annotation in _NUMBERS:
+            raise TypeError(f"loss {key!r}: {name} must be a number, got {value!r}")
+    return loss
+
+
+_NUMBERS = (int, float, "int", "float")
+"""Annotations of numbers, as types or as text."""

@@ -430,6 +430,10 @@ def _check(name: str, metric: Metric, others: Mapping[str, Metric]) -> None:
         raise TypeError(f"{name!r}: expected an instance of calibrant's Metric, got {metric!r}")
     if name in RESERVED.split():
         raise ValueError(f"{name!r}: evaluations have another attribute of this name; choose another")
+    if not name.isidentifier():
+        raise ValueError(f"{name!r}: expected a Python name, because evaluations have an attribute of it")
+    if any(other.label == metric.label for key, other in others.items() if key != name):
+        raise ValueError(f"{name!r}: another metric has the label {metric.label!r}; choose another")
     if not callable(metric.function):
         raise TypeError(f"{name!r}: the function must be callable, got {metric.function!r}")
     known = [*_SOURCES, *(other for other in others if other != name)]

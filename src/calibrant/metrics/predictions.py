@@ -15,10 +15,9 @@ from calibrant.kernels import Block, visit
 from calibrant.layout import (
     Elements,
     Index,
+    answers,
     arrange,
-    as_decisions,
     computing_dtype,
-    not_ignored,
     warn_of_probabilities,
 )
 
@@ -215,16 +214,3 @@ def as_predictions(source: Tensor | Predictions, target: Tensor | None, ignore_i
     if target is None:
         raise TypeError("a metric of logits needs their target: pass logits and target, or Predictions")
     return Predictions.of(source, target, ignore_index=ignore_index)
-
-
-def answers(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Yes-or-no decisions as two classes, see `as_decisions`; an error unless all labels are 0 and 1."""
-    logits, target = as_decisions(logits, target)
-    valid = target[not_ignored(target, ignore_index)]
-    low, high = map(int, torch.aminmax(valid)) if valid.numel() else (0, 1)
-    if low < 0 or high > 1:
-        raise ValueError(
-            f"with binary=True the target holds 0 and 1, or ignore_index={ignore_index} for elements to "
-            f"leave out; got labels from {low} to {high}"
-        )
-    return logits, target

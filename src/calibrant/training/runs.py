@@ -437,13 +437,13 @@ def _calibrated(logits: Tensor, calibrator: Calibrator | None) -> Tensor:
 def temperature_of(calibrator: Calibrator | None) -> float | None:
     """The temperature of a `Temperature`; None for others.
 
-    Of several labels it is the mean of those that have one. Those in `unchanged` have none.
+    Of several labels it is the mean of those that have one. Those in `unchanged` have none; None if all are.
     """
     if not isinstance(calibrator, Temperature):
         return None
     if calibrator.binary:
         fitted = [each for label, each in enumerate(calibrator.labels) if label not in calibrator.unchanged]
-        return fmean(float(each.get_buffer("temperature")) for each in fitted)
+        return fmean(float(each.get_buffer("temperature")) for each in fitted) if fitted else None
     return float(calibrator.temperature)
 
 

@@ -104,12 +104,23 @@ def test_features_of_an_archive(tmp_path, name):
         npz(tmp_path, normalisation="imagenet")
 
 
+def test_whole_numbers_may_be_stored_as_floating_point(tmp_path):
+    several = np.stack([LABELS == 0, LABELS > 1], 1)
+    for labels in (LABELS, several):
+        found = []
+        for kind in (np.int64, np.float32):
+            np.savez(tmp_path / "data.npz", images=pixels(), labels=labels.astype(kind))
+            found.append(npz(tmp_path).train.targets)
+        assert torch.equal(*found)
+        assert found[1].dtype == torch.int64
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({"images": pixels()}, "expected labels and exactly one of images, inputs, features"),
         ({"images": pixels(), "inputs": pixels(), "labels": LABELS}, "exactly one of"),
-        ({"pictures": pixels()}, "has pictures, expected images and labels"),
+        ({"pictures": pixels()}, "has pictures, expected labels and exactly one of images, inputs, features"),
         ({"images": pixels(), "labels": LABELS[:9]}, r"expected \(9, \.\.\.\) numbers"),
         ({"images": pixels(), "labels": LABELS / 2}, "has labels of type float64"),
         ({"images": pixels(), "labels": LABELS - 1}, "has labels from -1 to 2, expected 0 to 999999"),

@@ -327,6 +327,15 @@ def varied(**columns):
     return [{name: function(n) for name, function in functions.items()} for n in range(40)]
 
 
+def test_a_quantity_as_the_target_is_told(tmp_path):
+    lines = [f"{n},{18 + n % 62},{n % 3}" for n in range(800)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,age,class", *lines]))
+    with pytest.warns(UserWarning, match="'age' has 62 different whole numbers in 800 rows.*quantity"):
+        table(tmp_path, file="a.csv", target="age")
+    with warnings.catch_warnings(action="error"):
+        table(tmp_path, file="a.csv", target="class")
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [

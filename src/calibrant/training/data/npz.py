@@ -127,7 +127,10 @@ def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
     found = {name: _read_part(path, arrays, prefixes) for name, prefixes in _PREFIXES.items()}
     parts = {name: part for name, part in found.items() if part is not None}
     if "train" not in parts:
-        raise ValueError(f"{path} has {', '.join(arrays) or 'nothing'}, expected images and labels")
+        raise ValueError(
+            f"{path} has {', '.join(arrays) or 'nothing'}, expected labels and exactly one of "
+            f"{', '.join(ARRAYS)}"
+        )
     if parts["train"][0].numel() == 0:
         shape = tuple(parts["train"][0].shape)
         raise ValueError(f"{path} has inputs of shape {shape} to train with, expected at least one number")
@@ -203,6 +206,8 @@ def _labels(path: Path, name: str, labels: Array) -> NDArray[np.int64]:
     """Labels ``(N,)`` from 0, or ``(N, L)`` of 0 and 1."""
     if labels.dtype.kind == "b":  # false is class 0, true is class 1
         labels = labels.astype(np.uint8)
+    elif labels.dtype.kind == "f" and np.isin(labels, np.arange(MAX_CLASSES)).all():
+        labels = labels.astype(np.int64)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 2 or labels.dtype.kind not in "iu":

@@ -24,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 
 from calibrant.predictions.file import not_utf8
 from calibrant.printable import one_line
-from calibrant.sizes import check_member, check_memory, npy_header
+from calibrant.sizes import MAX_CLASSES, check_member, check_memory, npy_header
 
 Array = NDArray[Any]
 
@@ -337,10 +337,11 @@ def whole_labels(path: Path, labels: Any, classes: int, name: str = "labels") ->
     array: Array = np.empty(0)
     with suppress(TypeError, ValueError, OverflowError):
         array = np.asarray(labels)
+    limits = f"from 0 to {classes - 1}" if classes < MAX_CLASSES else "from 0"
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise ValueError(
             f"{path} has {name} of type {array.dtype} and shape {array.shape}, expected (N,) whole numbers "
-            f"from 0 to {classes - 1}"
+            f"{limits}"
         )
     if len(array) and not 0 <= int(array.min()) <= int(array.max()) < classes:
         raise ValueError(

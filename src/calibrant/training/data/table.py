@@ -46,6 +46,9 @@ MAX_CATEGORIES = 1000
 _ALWAYS_ALLOWED = 20
 """Different values that a column may have, however few its rows are."""
 
+_MANY_NUMBERS = 30
+"""More different whole numbers than this, with few rows each, may be a quantity and not classes."""
+
 
 def table(
     root: Path,
@@ -142,6 +145,13 @@ def _target(
         raise ValueError(
             f"{columns.path}: column {target!r} has {len(classes)} different values in {len(labels)} rows, "
             "expected classes that repeat"
+        )
+
+    if len(classes) > _MANY_NUMBERS and len(labels) < 20 * len(classes) and isinstance(classes[0], int):
+        warnings.warn(
+            f"{columns.path}: column {target!r} has {len(classes)} different whole numbers in {len(labels)} "
+            "rows, each of which becomes a class: if it is a quantity, divide it into ranges first",
+            stacklevel=2,
         )
 
     def read(table: FileColumns) -> Tensor:
