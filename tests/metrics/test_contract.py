@@ -203,7 +203,7 @@ def test_a_class_that_is_missing(metric):
 def test_one_class(metric):
     """Single logits: the advice is one that works, because metrics take no ``binary``."""
     logits, target = torch.linspace(-1, 1, 6), torch.arange(6) % 2
-    advice = r"metrics: Predictions\.of\(logits, target, binary=True\)"
+    advice = r"to a metric pass Predictions\.of\(logits, target, binary=True\)"
     for shape in ((6,), (6, 1), (2, 3)):
         with pytest.raises(ValueError, match=advice):
             metric(logits.view(shape), target.view(shape))
