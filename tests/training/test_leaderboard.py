@@ -287,6 +287,12 @@ def test_mistakes_in_the_file_are_named(change: tuple[str, str], message: str) -
         board(BOARD.replace(*change))
 
 
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "board.toml").write_bytes('title = "Größe"'.encode("latin-1"))
+    with pytest.raises(RecipeError, match=r"board.toml has bytes that are not UTF-8"):
+        Leaderboard.load(tmp_path / "board.toml")
+
+
 def test_a_file_without_experiments_is_refused() -> None:
     with pytest.raises(RecipeError, match="expected at least one table"):
         board('losses = ["ce"]')

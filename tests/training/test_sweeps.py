@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from calibrant.evaluation.comparison import Comparison
@@ -56,6 +57,21 @@ def test_every_setting_is_trained_and_only_the_chosen_one_is_tested(
     assert folders == {f"mbls-{result.chosen}-seed{seed}" for seed in (0, 3)}
     others = json.loads(result.to_json())["validation"]["runs"]
     assert {run["accuracy"] * 40 % 1 for runs in others.values() for run in runs["before"]} == {0.0}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of these data and fits
+def test_labels_that_all_have_one_answer_have_no_temperature(tmp_path: Path) -> None:
+    features = np.random.default_rng(0).normal(size=(60, 4))
+    answers = (features[:, :2] > 0).astype(int)
+    validation = {"validation_features": features[:20], "validation_labels": np.ones((20, 2), int)}
+    np.savez(tmp_path / "data.npz", features=features, labels=answers, **validation)
+    data = f"data=npz[file={tmp_path / 'data.npz'}]"
+    recipe = RECIPE.override([data, "binary=true", "loss=focal"])
+    result = sweep(recipe, {"gamma": [1, 2]}, tmp_path / "runs", resamples=0)
+    assert result is not None
+    (method,) = result.test.methods
+    assert method.temperatures == ()
+    assert method.after[0].metrics == method.before[0].metrics
 
 
 def test_no_setting_but_the_chosen_one_is_evaluated_on_test_data(

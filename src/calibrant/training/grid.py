@@ -241,8 +241,8 @@ def _means(shifted: Sequence[Choice], found: Mapping[str, Severities]) -> dict[s
 def method_of(
     name: str,
     results: Sequence[Mapping[str, Result]],
-    detected: Sequence[Mapping[str, Mapping[str, Detected]]],
-    moved: Sequence[Mapping[str, Severities]],
+    detected: Sequence[Mapping[str, Mapping[str, Detected]]] = ({},),
+    moved: Sequence[Mapping[str, Severities]] = ({},),
 ) -> Method:
     """The results of one method, from those of each seed."""
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison, default_columns
 from calibrant.evaluation.ranks import Standing
-from calibrant.options import Choice, RecipeError, check_option, check_options, check_type
+from calibrant.options import Choice, RecipeError, check_option, check_options, check_type, read_toml
 from calibrant.processes import Workers, process_pool, ray_cluster
 from calibrant.training import TrainingError
 from calibrant.training.data import load_data_once
@@ -115,7 +115,7 @@ class Leaderboard:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a TOML file."""
-        return cls.from_toml(Path(path).read_text(encoding="utf-8"), where=str(path))
+        return cls.from_toml(read_toml(Path(path)), where=str(path))
 
     @classmethod
     def from_toml(cls, text: str, *, where: str = "leaderboard") -> Self:
@@ -319,7 +319,7 @@ def _standing(
                 }
             )
         if done:
-            methods.append(method_of(loss, results, detected, [{} for _ in done]))
+            methods.append(method_of(loss, results, detected))
     missing = {
         (entry.recipe.loss, entry.recipe.seed): entry.failure or NOT_DONE
         for entry in entries

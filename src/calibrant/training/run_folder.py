@@ -112,7 +112,7 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
     path = folder / RECIPE
     if not path.exists():
         return
-    other = Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
+    other = Recipe.load(path)
     if other != recipe and (is_finished(folder) or any((folder / CHECKPOINTS).glob("*"))):
         raise RecipeError(
             f"{folder} holds a run of another recipe (there: {_difference(recipe, other)}); choose another "

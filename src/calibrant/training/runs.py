@@ -106,8 +106,7 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe of the run."""
-        path = self.folder / run_folder.RECIPE
-        return Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
+        return Recipe.load(self.folder / run_folder.RECIPE)
 
     @cached_property
     def data(self) -> DataSets:
@@ -183,9 +182,9 @@ class Run:
         """Logits and labels of classes; the decisions of a binary run have two classes each."""
         return as_decisions(logits, labels) if self.recipe.binary else (logits, labels)
 
-    def validation(self) -> tuple[Evaluation, Evaluation, float]:
-        """The validation results before and after temperature scaling, and the temperature; no intervals."""
-        return _scaled(self._results_on(self.predictions("validation"), (BEFORE, "temperature"), 0))
+    def validation(self) -> dict[str, Result]:
+        """The validation results before and after temperature scaling, as `results`; no intervals."""
+        return self._results_on(self.predictions("validation"), (BEFORE, "temperature"), 0)
 
     def _predicted(self, split: Split) -> Predicted:
         batch_size = self.recipe.evaluation_batch_size or self.recipe.batch_size
@@ -218,7 +217,9 @@ class Run:
 
     def evaluations(self, *, resamples: int = 1000) -> tuple[Evaluation, Evaluation, float]:
         """The test results before and after temperature scaling, and the temperature; see `results`."""
-        return _scaled(self.results(["temperature"], resamples=resamples))
+        before, after = self.results(["temperature"], resamples=resamples).values()
+        assert after.temperature is not None
+        return before.evaluation, after.evaluation, after.temperature
 
     def results(
         self, calibrators: Sequence[str], *, resamples: int = 1000, kde: bool = False
@@ -294,11 +295,9 @@ class Run:
         calibrator.class_names = self.class_names  # for warnings
         # The labels of a run are in order, however little it has learned.
         with about_training(), warnings.catch_warnings(action="ignore", category=ChanceWarning):
-            if self.recipe.binary:
-                return calibrator.fit(*_joined(batches), binary=True)
-            if isinstance(calibrator, Scaling):
+            if isinstance(calibrator, Scaling) and not self.recipe.binary:
                 return calibrator.fit_batches(batches)
-            return calibrator.fit(*_joined(batches))
+            return calibrator.fit(*_joined(batches), binary=self.recipe.binary)
 
     def _results_on(
         self, batches: Iterable[Predictions], keys: Iterable[str], resamples: int, *, kde: bool = False
@@ -418,13 +417,6 @@ def make_calibrator(choice: Choice) -> Calibrator:
         return create_calibrator(choice.name, **options)
     except (TypeError, ValueError) as error:
         raise RecipeError(str(error)) from error
-
-
-def _scaled(results: Mapping[str, Result]) -> tuple[Evaluation, Evaluation, float]:
-    """The results before and after temperature scaling, and the temperature."""
-    before, after = results[BEFORE], results["temperature"]
-    assert after.temperature is not None
-    return before.evaluation, after.evaluation, after.temperature
 
 
 def _calibrated(logits: Tensor, calibrator: Calibrator | None) -> Tensor:

@@ -12,7 +12,6 @@ from typing import Any
 
 from calibrant.arguments import nearest
 from calibrant.distributed import agree, gather, readable_errors, together
-from calibrant.evaluation import Evaluation
 from calibrant.evaluation.chosen import Sweep, Value
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.criterion import Criterion
@@ -20,6 +19,7 @@ from calibrant.losses import LOSSES, AdaptiveLoss
 from calibrant.options import Choice, RecipeError, to_toml_value
 from calibrant.training.data import DataSets, load_data
 from calibrant.training.fabric import Fabric
+from calibrant.training.grid import method_of
 from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import check_begun, is_finished
@@ -158,12 +158,12 @@ class Setting:
 
     def validated(self, seeds: Sequence[int], data: DataSets) -> Method:
         """The results on the validation data."""
-        return _method(self.name, [self.run(seed, data).validation() for seed in seeds])
+        return method_of(self.name, [self.run(seed, data).validation() for seed in seeds])
 
     def tested(self, seeds: Sequence[int], data: DataSets, resamples: int) -> Method:
         """The results on the test data."""
-        results = [self.run(seed, data).evaluations(resamples=resamples) for seed in seeds]
-        return _method(self.full_name, results)
+        runs = [self.run(seed, data) for seed in seeds]
+        return method_of(self.full_name, [run.results(["temperature"], resamples=resamples) for run in runs])
 
 
 def settings_of(recipe: Recipe, over: Mapping[str, Sequence[Any]], output: Path) -> tuple[Setting, ...]:
@@ -226,12 +226,6 @@ def _check_values(option: str, values: Sequence[Any]) -> None:
     for number, value in enumerate(values):
         if value in values[:number]:
             raise RecipeError(f"value {_text(value)} of {option} is there twice; expected each once")
-
-
-def _method(name: str, results: Sequence[tuple[Evaluation, Evaluation, float]]) -> Method:
-    """A method from the results of its runs: before and after temperature scaling, and the temperature."""
-    before, after, temperatures = zip(*results, strict=True)
-    return Method(name, before, after, temperatures)
 
 
 def _text(value: Any) -> str:
