@@ -81,12 +81,12 @@ def stratified(targets: Tensor, sizes: Sequence[int], seed: int) -> list[Tensor]
     return [part.sort().values for part in torch.split(sequence[: sum(sizes)], list(sizes))]
 
 
-def long_tail(targets: Tensor, imbalance: float, seed: int, num_classes: int | None = None) -> Tensor:
+def long_tail(targets: Tensor, imbalance: float, seed: int, num_classes: int = 0) -> Tensor:
     """Sorted indices of a random subset with exponentially decreasing class counts.
 
     Class k keeps ``n · imbalance^(−k / (K − 1))`` elements, but at least one, where n is the count of the
     smallest class. On balanced data this is the long-tailed CIFAR of Cui et al. (2019). The imbalance 1 keeps
-    every element. By default, K is the largest label plus one.
+    every element. K is ``num_classes``, or the largest label plus one if that is more.
 
     >>> kept = long_tail(torch.arange(3).repeat_interleave(100), imbalance=100, seed=0)
     >>> torch.bincount(torch.arange(3).repeat_interleave(100)[kept])
@@ -98,7 +98,7 @@ def long_tail(targets: Tensor, imbalance: float, seed: int, num_classes: int | N
         return torch.arange(len(targets))
     if targets.ndim > 1:
         raise ValueError(f"imbalance must be 1 for several labels, which have no classes, got {imbalance!r}")
-    counts = torch.bincount(targets, minlength=num_classes or 0)
+    counts = torch.bincount(targets, minlength=num_classes)
     classes, largest = len(counts), int(counts.min())
     if classes < 2 or largest == 0:
         raise ValueError(f"imbalance needs elements of every class, got counts {counts.tolist()}")
@@ -127,7 +127,7 @@ def part_sizes(size: int, given: Collection[str], *, validation: float, test: fl
 
 
 def draw_parts(
-    targets: Tensor, sizes: Mapping[str, int], *, imbalance: float, num_classes: int, seed: int
+    targets: Tensor, sizes: Mapping[str, int], *, seed: int, imbalance: float = 1.0, num_classes: int = 0
 ) -> dict[str, Tensor]:
     """Sorted indices of stratified parts of these sizes, and as ``"train"`` the rest, made long-tailed.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrant.arguments import in_range
 from calibrant.printable import counted
-from calibrant.training.data.sampling import stratified
+from calibrant.training.data.sampling import draw_parts
 
 
 @dataclass(frozen=True)
@@ -96,25 +96,20 @@ def label_positions(
 
 
 def draw_missing(
-    given: Sequence[Documents | None], validation: float, test: float, split_seed: int
+    given: Mapping[str, Documents], seed: int, *, validation: float, test: float
 ) -> list[Documents]:
-    """Draw the validation and the test part from the first, if they are None."""
-    main, *others = given
-    assert main is not None
-    size = len(main.texts)
-    fractions = {"validation": validation, "test": test}
-    for name, fraction in fractions.items():
+    """The three parts; those for validation and test are drawn from ``train`` if they are not given."""
+    whole, sizes = given["train"], {}
+    for name, fraction in (("validation", validation), ("test", test)):
         in_range(name, fraction, 0, 1, open_low=True)
-    drawn = [
-        0 if part else max(1, round(fraction * size))
-        for part, fraction in zip(others, fractions.values(), strict=True)
-    ]
-    if sum(drawn) >= size:
+        if name not in given:
+            sizes[name] = max(1, round(fraction * len(whole.texts)))
+    if sum(sizes.values()) >= len(whole.texts):
         raise ValueError(
-            f"cannot draw {' and '.join(str(count) for count in drawn if count)} of {size} documents: none "
+            f"cannot draw {' and '.join(map(str, sizes.values()))} of {len(whole.texts)} documents: none "
             "would be left to train on; expected fractions validation and test that add up to less than 1, "
             "or more documents"
         )
-    kept, *rest = stratified(main.targets, [size - sum(drawn), *drawn], split_seed)
-    missing = (part or main.subset(indices) for part, indices in zip(others, rest, strict=True))
-    return [main.subset(kept), *missing]
+    drawn = draw_parts(whole.targets, sizes, seed=seed)
+    parts = {**given, **{name: whole.subset(indices) for name, indices in drawn.items()}}
+    return [parts[name] for name in ("train", "validation", "test")]

@@ -72,10 +72,10 @@ def text_table(
         tokenizer: a tokenizer of ``transformers``, or ``""`` for none.
     """
     classes: list[str | int] = []
-    parts: list[Documents | None] = []
-    for name in (file, validation_file, test_file):
+    given: dict[str, Documents] = {}
+    files = {"train": file, "validation": validation_file, "test": test_file}
+    for part, name in files.items():
         if not name:
-            parts.append(None)
             continue
         path = root / name
         rows = list(_rows(path, text, label))
@@ -90,13 +90,13 @@ def text_table(
         lines, texts, labels = zip(*rows, strict=True)
         positions = label_positions if several else class_positions
         targets = positions(labels, classes, partial(_place, f"{path}, line", lines), file)
-        if parts and parts[0] is not None and parts[0].targets.ndim != targets.ndim:
+        if given and given["train"].targets.ndim != targets.ndim:
             raise ValueError(
                 f"only one of {path} and {file} has lists of labels: expected both or none to have them"
             )
-        parts.append(Documents(list(texts), targets))
-    documents, names = draw_missing(parts, validation, test, split_seed), tuple(map(str, classes))
-    encoded = length, test_length, vocabulary, embedding, tokenizer
+        given[part] = Documents(list(texts), targets)
+    documents = draw_missing(given, split_seed, validation=validation, test=test)
+    names, encoded = tuple(map(str, classes)), (length, test_length, vocabulary, embedding, tokenizer)
     target = label if isinstance(label, tuple) else (label,)
     data = encode(root, documents, names, *encoded, column=text, target=target)
     warn_about_parts(root / file, data)
@@ -147,10 +147,10 @@ def huggingface(
         tables = {train_split: tables}
     names: list[str] | None = None
     classes: list[str | int] = []
-    parts: list[Documents | None] = []
-    for part in (train_split, validation_split, test_split):
+    given: dict[str, Documents] = {}
+    splits = {"train": train_split, "validation": validation_split, "test": test_split}
+    for purpose, part in splits.items():
         if not part:
-            parts.append(None)
             continue
         if part not in tables:
             raise ValueError(
@@ -173,8 +173,8 @@ def huggingface(
             names = getattr(table.features[label], "names", None)
             classes = list(range(len(names))) if names else sorted_classes(labels, folder)
         targets = class_positions(labels, classes, place, f"part {train_split!r}")
-        parts.append(Documents(texts, targets))
-    documents = draw_missing(parts, validation, test, split_seed)
+        given[purpose] = Documents(texts, targets)
+    documents = draw_missing(given, split_seed, validation=validation, test=test)
     class_names = tuple(map(str, names or classes))
     encoded = length, test_length, vocabulary, embedding, tokenizer
     data = encode(root, documents, class_names, *encoded, column=text, target=(label,))
