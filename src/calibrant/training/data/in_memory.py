@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -44,6 +44,7 @@ Corruption = Literal[
 """The fifteen corruptions of CIFAR-10-C, and the four additional ones."""
 
 
+@dataclass(eq=False, repr=False)
 class ImageSplit(TensorSplit):
     """Images in memory, one byte per pixel; batches are normalised and may be augmented.
 
@@ -55,18 +56,12 @@ class ImageSplit(TensorSplit):
     """
 
     inputs: Tensor
-    targets: Tensor
-    normalisation: Normalisation
+    normalisation: Normalisation = field()
+    augmentation: Augmentation = "none"
 
-    def __init__(
-        self,
-        images: Tensor,
-        targets: Tensor,
-        normalisation: Normalisation,
-        augmentation: Augmentation = "none",
-    ) -> None:
-        super().__init__(images, targets, normalisation)
-        self.augmentation: Augmentation = one_of("augmentation", augmentation, ("crop-flip", "none"))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("augmentation", self.augmentation, ("crop-flip", "none"))
 
     def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         images = self.inputs[indices]
@@ -77,7 +72,7 @@ class ImageSplit(TensorSplit):
     def normalised_by(self, normalisation: Normalising) -> ImageSplit:
         if not isinstance(normalisation, Normalisation):
             raise TypeError("bytes of images cannot be normalised by constants of other numbers")
-        return ImageSplit(self.inputs, self.targets, normalisation, self.augmentation)
+        return replace(self, normalisation=normalisation)
 
 
 def cifar10(

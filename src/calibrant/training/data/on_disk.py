@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -33,6 +33,8 @@ from calibrant.training.data.raw_images import CentreCropPreparation, ImagePrepa
 from calibrant.training.data.safe_readers import SUFFIXES, is_image, present, read_image, read_lines
 from calibrant.training.data.sampling import draw_parts, long_tail, part_sizes, stratified
 from calibrant.training.data.split import DataSets, Split
+
+Paths = NDArray[np.bytes_]
 
 Augment = Callable[[Image.Image, Tensor, ImagePreparation], Tensor]
 """A function of a training image, its random numbers and the preparation; it returns a normalised image."""
@@ -69,24 +71,18 @@ class ResizedCrop:
         return random_erasing(preparation.normalisation(pixels(image)), numbers[9:16], self.erasing)
 
 
+@dataclass(eq=False, repr=False)
 class ImageFileSplit(Split):
     """Images on disk, decoded with each batch. The paths are relative to ``folder``."""
 
+    folder: Path
+    paths: Paths
     targets: Tensor
+    preparation: ImagePreparation
+    augmentation: Augment | None = None
 
-    def __init__(
-        self,
-        folder: Path,
-        paths: Sequence[str],
-        targets: Tensor,
-        preparation: ImagePreparation,
-        augmentation: Augment | None = None,
-    ) -> None:
-        self.folder, self.targets = folder, targets.long()
-        self.preparation, self.augmentation = preparation, augmentation
-        self.normalisation = preparation.normalisation
-        # Worker processes share the memory of one array. They would copy a million strings.
-        self.paths = np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)
+    def __post_init__(self) -> None:
+        self.normalisation = self.preparation.normalisation
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -103,15 +99,10 @@ class ImageFileSplit(Split):
     def normalised_by(self, normalisation: Normalising) -> ImageFileSplit:
         if not isinstance(normalisation, Normalisation):
             raise TypeError("images cannot be normalised by constants of features")
-        changed = copy(self)
-        changed.normalisation = normalisation
-        changed.preparation = replace(self.preparation, normalisation=normalisation)
-        return changed
+        return replace(self, preparation=replace(self.preparation, normalisation=normalisation))
 
     def subset(self, indices: Tensor) -> ImageFileSplit:
-        part = copy(self)
-        part.paths, part.targets = self.paths[indices.numpy()], self.targets[indices]
-        return part
+        return replace(self, paths=self.paths[indices.numpy()], targets=self.targets[indices])
 
 
 def tiny_imagenet(
@@ -151,7 +142,7 @@ def tiny_imagenet(
     augment = shifted_and_mirrored if augmentation == "crop-flip" else None
     whole = ImageFileSplit(folder, paths, targets, preparation, augment)
     train, validation = (whole.subset(part) for part in drawn.values())
-    test = ImageFileSplit(folder, test_paths, torch.tensor(test_targets), preparation)
+    test = ImageFileSplit(folder, *_packed(test_paths, test_targets), preparation)
     return _data_sets(train, validation, test, _wordnet_names(folder / "words.txt", "\t", classes))
 
 
@@ -277,8 +268,8 @@ def imagenet_lt(
     train, validation, test = (ImageFileSplit(base, *listed, *transform) for listed in lists)
     size = 1 + max(int(targets.max()) for _, targets in lists)
     folders = dict.fromkeys(range(size), "")
-    for path, label in zip(lists[0][0], lists[0][1].tolist(), strict=True):
-        folders[label] = folders[label] or Path(path).parent.name
+    for path, label in zip(train.paths, train.targets.tolist(), strict=True):
+        folders[label] = folders[label] or Path(os.fsdecode(path)).parent.name
     classes = [name or str(label) for label, name in folders.items()]
     names = _wordnet_names(base / "LOC_synset_mapping.txt", " ", classes)
     return _data_sets(train, validation, test, names)
@@ -315,7 +306,12 @@ def _class_folders(folder: Path) -> list[str]:
     return classes
 
 
-def _listed(base: Path, folders: Iterable[str]) -> tuple[list[str], Tensor]:
+def _packed(paths: Iterable[str], labels: Sequence[int]) -> tuple[Paths, Tensor]:
+    """Arrays, whose memory worker processes share. They would copy a million strings."""
+    return np.array([os.fsencode(path) for path in paths], np.bytes_), torch.tensor(labels, dtype=torch.long)
+
+
+def _listed(base: Path, folders: Iterable[str]) -> tuple[Paths, Tensor]:
     """The images in these folders, as paths relative to ``base``, with the folder's position as label."""
     paths: list[str] = []
     labels: list[int] = []
@@ -327,7 +323,7 @@ def _listed(base: Path, folders: Iterable[str]) -> tuple[list[str], Tensor]:
         labels += [label] * len(found)
     if not paths:
         raise ValueError(f"{base} has no images in its class folders, expected files like *{SUFFIXES[1]}")
-    return paths, torch.tensor(labels)
+    return _packed(paths, labels)
 
 
 def _folder_part(base: Path, name: str, classes: Sequence[str], transform: Transform) -> ImageFileSplit:
@@ -341,7 +337,7 @@ def _folder_part(base: Path, name: str, classes: Sequence[str], transform: Trans
     return ImageFileSplit(base, paths, torch.tensor([labels[label] for label in found])[places], *transform)
 
 
-def _list_file(base: Path, name: str) -> tuple[list[str], Tensor]:
+def _list_file(base: Path, name: str) -> tuple[Paths, Tensor]:
     path = base / name
     download = f"{name} from https://liuziwei7.github.io/projects/LongTail.html"
     paths, labels = [], []
@@ -356,7 +352,7 @@ def _list_file(base: Path, name: str) -> tuple[list[str], Tensor]:
     if not paths:
         raise ValueError(f"{path} is empty, expected lines of a path and a label")
     present(base / paths[0], _IMAGENET, base)
-    return paths, torch.tensor(labels)
+    return _packed(paths, labels)
 
 
 def _wordnet_names(path: Path, separator: str, classes: Sequence[str]) -> tuple[str, ...]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -76,6 +75,7 @@ class Split(ABC):
         return self
 
 
+@dataclass(eq=False, repr=False)
 class TensorSplit(Split):
     """Inputs and labels in memory, without augmentation.
 
@@ -86,13 +86,15 @@ class TensorSplit(Split):
     ``normalisation`` is the one that the inputs ``(N, ...)`` have been through.
     """
 
+    inputs: Inputs
     targets: Tensor
+    normalisation: Normalising | None = None
 
-    def __init__(self, inputs: Inputs, targets: Tensor, normalisation: Normalising | None = None) -> None:
-        lengths = [len(tensor) for tensor in tensors_of(inputs)]
-        if any(length != len(targets) for length in lengths):
-            raise ValueError(f"inputs have {lengths} elements and targets {len(targets)}")
-        self.inputs, self.targets, self.normalisation = inputs, targets.long(), normalisation
+    def __post_init__(self) -> None:
+        lengths = [len(tensor) for tensor in tensors_of(self.inputs)]
+        if any(length != len(self.targets) for length in lengths):
+            raise ValueError(f"inputs have {lengths} elements and targets {len(self.targets)}")
+        self.targets = self.targets.long()
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -123,9 +125,7 @@ class TensorSplit(Split):
         return self._with(lambda tensor: tensor.to(device))
 
     def _with(self, function: Callable[[Tensor], Tensor]) -> Self:
-        changed = copy(self)
-        changed.inputs, changed.targets = map_inputs(self.inputs, function), function(self.targets)
-        return changed
+        return replace(self, inputs=map_inputs(self.inputs, function), targets=function(self.targets))
 
 
 def tensors_of(inputs: Inputs) -> list[Tensor]:
