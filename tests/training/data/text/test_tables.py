@@ -107,6 +107,11 @@ class TestTextTable:
         with pytest.raises(MissingDataError, match=r"a\.csv is missing: .* the columns 'text' and 'label'"):
             text_table(tmp_path, file="a.csv")
 
+    def test_no_training_file(self, tmp_path):
+        write_csv(tmp_path / "a.csv", ROWS)
+        with pytest.raises(ValueError, match=r"is a folder: expected one of '\.csv'"):
+            text_table(tmp_path, file="", test_file="a.csv")
+
     def test_class_that_training_does_not_have(self, tmp_path):
         write_csv(tmp_path / "a.csv", ROWS)
         write_csv(tmp_path / "b.csv", [("x", "good"), ("x", "ugly")])

@@ -75,7 +75,7 @@ def text_table(
     given: dict[str, Documents] = {}
     files = {"train": file, "validation": validation_file, "test": test_file}
     for part, name in files.items():
-        if not name:
+        if given and not name:
             continue
         path = root / name
         rows = list(_rows(path, text, label))
@@ -150,7 +150,7 @@ def huggingface(
     given: dict[str, Documents] = {}
     splits = {"train": train_split, "validation": validation_split, "test": test_split}
     for purpose, part in splits.items():
-        if not part:
+        if given and not part:
             continue
         if part not in tables:
             raise ValueError(
