@@ -252,12 +252,13 @@ def test_new_out_of_distribution_data_are_evaluated(
     assert trained == []
 
 
-def test_a_damaged_entry_is_refused(done: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ['{"run": "of another"}', "[" * 100_000], ids=["of-another", "deep"])
+def test_a_damaged_entry_is_refused(content: str, done: Path, tmp_path: Path) -> None:
     run = tmp_path / "easy" / "runs" / "ce-seed0"
     run.mkdir(parents=True)
     for name in ("recipe.toml", "result.json", "evaluation.json"):
         (run / name).write_bytes((done / "easy" / "runs" / "ce-seed0" / name).read_bytes())
-    (run / leaderboard.ENTRY).write_text('{"run": "of another"}')
+    (run / leaderboard.ENTRY).write_text(content)
     with pytest.raises(RecipeError, match="is damaged, or belongs to another run; delete it"):
         standings(board(), tmp_path)
 
@@ -266,6 +267,8 @@ def test_a_damaged_entry_is_refused(done: Path, tmp_path: Path) -> None:
     ("change", "message"),
     [
         (("[[experiment]]", "[experiment"), "is not TOML"),
+        (("seeds = [0]", f"seeds = [{'1' * 5000}]"), "is not TOML: .*digits"),
+        (("seeds = [0]", f"seeds = {'[' * 5000}"), "is not TOML"),
         (
             ("seeds = [0]", "sedes = [0]"),
             "experiment 2 has no option 'sedes' [(]did you mean 'seeds'[?][)]; its options: recipe",

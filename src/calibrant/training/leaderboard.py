@@ -37,6 +37,7 @@ Report = Callable[[str], None]
 
 _CALIBRATORS = ("temperature",)
 _PAUSE = 0.5  # seconds between looks at runs that other processes work on
+_DAMAGED = (ValueError, LookupError, TypeError, RecursionError)  # what damaged JSON raises
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Entry:
         path = self.folder / ENTRY
         if not path.is_file():
             return False
-        with suppress(ValueError, LookupError, TypeError):  # `standings` refuses a damaged file
+        with suppress(*_DAMAGED):  # `standings` refuses a damaged file
             detected = json.loads(path.read_text(encoding="utf-8"))["detected"]
             return set(detected) == {str(choice) for choice in self.experiment.outside}
         return True
@@ -122,7 +123,7 @@ class Leaderboard:
         """Read TOML; see `load`."""
         try:
             shared = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # of the parser
             raise RecipeError(f"{where} is not TOML: {error}") from error
         for key in shared:
             check_option(where, key, ("title", "losses", "seeds", "experiment"))
@@ -334,12 +335,10 @@ def _standing(
 
 def _stored(entry: Entry) -> dict[str, Any]:
     path = entry.folder / ENTRY
-    try:
+    with suppress(*_DAMAGED):
         plain: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if plain["run"] == hash_of(entry.folder / RESULT) and {"dense", "detected"} <= plain.keys():
             return plain
-    except (ValueError, LookupError, TypeError):
-        pass
     raise RecipeError(
         f"{path} is damaged, or belongs to another run; delete it and give the same command again"
     )
