@@ -543,7 +543,7 @@ def test_stored_evaluations_that_were_changed_or_are_of_another_run_are_computed
 
     monkeypatch.setattr(Run, "_results_on", computing)
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    expected = Run(tmp_path).evaluations(resamples=10)
+    expected = Run(tmp_path).results(["temperature"], resamples=10)
     path = tmp_path / "evaluation.json"
     kept = json.loads(path.read_text())
     changed = json.loads(path.read_text())
@@ -554,6 +554,6 @@ def test_stored_evaluations_that_were_changed_or_are_of_another_run_are_computed
     ):
         path.write_text(content)
         computed.clear()
-        assert Run(tmp_path).evaluations(resamples=10) == expected
+        assert Run(tmp_path).results(["temperature"], resamples=10) == expected
         assert computed == ["", "temperature"]
         assert json.loads(path.read_text()) == kept

@@ -60,16 +60,18 @@ def test_without_stored_predictions_the_model_predicts_again(
         ((stored, labels),) = run.predictions("test")
         torch.testing.assert_close(torch.cat([logits for logits, _ in parts]), stored)
         assert torch.equal(torch.cat([target for _, target in parts]), labels)
-    before, after, temperature = bare.evaluations(resamples=10)
-    plain, scaled, expected = run.evaluations(resamples=10)
-    assert temperature == pytest.approx(expected, rel=1e-4)
-    for one, other in ((before, plain), (after, scaled)):
-        assert one.nll == pytest.approx(other.nll, rel=1e-4)
-        assert one.ece == pytest.approx(other.ece, abs=1e-4)
+    again = bare.results(["temperature"], resamples=10)
+    expected = run.results(["temperature"], resamples=10)
+    assert again["temperature"].temperature == pytest.approx(expected["temperature"].temperature, rel=1e-4)
+    assert again.keys() == expected.keys()
+    for key, result in again.items():
+        assert result.evaluation.nll == pytest.approx(expected[key].evaluation.nll, rel=1e-4)
+        assert result.evaluation.ece == pytest.approx(expected[key].evaluation.ece, abs=1e-4)
 
 
-def test_evaluations_are_of_the_test_data_before_and_after_scaling(run: Run) -> None:
-    before, after, temperature = run.evaluations(resamples=20)
+def test_results_are_of_the_test_data_before_and_after_scaling(run: Run) -> None:
+    plain, scaled = run.results(["temperature"], resamples=20).values()
+    before, after, temperature = plain.evaluation, scaled.evaluation, scaled.temperature
     ((logits, labels),) = run.predictions("test")
     expected = evaluate(
         logits,
@@ -89,13 +91,13 @@ def test_evaluations_are_of_the_test_data_before_and_after_scaling(run: Run) -> 
     assert after.name == "ce + temperature"
 
 
-def test_evaluations_are_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = run.evaluations(resamples=20)
+def test_results_are_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run.results(["temperature"], resamples=20)
     json.loads((run.folder / "evaluation.json").read_text(), parse_constant=pytest.fail)
     with monkeypatch.context() as patch:
         patch.setattr(runs, "evaluate", lambda *_, **__: pytest.fail("evaluated again"))
-        assert Run(run.folder).evaluations(resamples=20) == found
-    assert len(run.evaluations(resamples=30)[0].replicates["nll"]) == 30
+        assert Run(run.folder).results(["temperature"], resamples=20) == found
+    assert len(run.results([], resamples=30)[""].evaluation.replicates["nll"]) == 30
 
 
 @pytest.mark.filterwarnings("ignore:the temperature stopped at its bound")
@@ -254,7 +256,7 @@ def test_a_part_that_is_empty_cannot_be_predicted(run: Run, tmp_path: Path) -> N
     with pytest.raises(RecipeError, match="data 'npz' have no test part"):
         bare.predict("test", tmp_path / "test.npz")
     with pytest.raises(RecipeError, match="data 'npz' have no test part"):
-        bare.evaluations()
+        bare.results(["temperature"])
 
 
 @pytest.mark.filterwarnings("ignore:the temperature stopped at its bound")

@@ -215,12 +215,6 @@ class Run:
             raise RecipeError(f"data {self.recipe.data.name!r} have no {part} part")
         return split
 
-    def evaluations(self, *, resamples: int = 1000) -> tuple[Evaluation, Evaluation, float]:
-        """The test results before and after temperature scaling, and the temperature; see `results`."""
-        before, after = self.results(["temperature"], resamples=resamples).values()
-        assert after.temperature is not None
-        return before.evaluation, after.evaluation, after.temperature
-
     def results(
         self, calibrators: Sequence[str], *, resamples: int = 1000, kde: bool = False
     ) -> dict[str, Result]:
