@@ -27,7 +27,7 @@ from calibrant.evaluation import evaluate
 from calibrant.losses import AdaptationWarning, AdaptiveLoss, create_loss
 from calibrant.options import RecipeError
 from calibrant.training import checkpoint, logs, loop, setup, validation
-from calibrant.training.data import DATA_SETS, MissingDataError, TensorSplit, load_data, shuffled
+from calibrant.training.data import DATA_SETS, DataSets, MissingDataError, TensorSplit, load_data, shuffled
 from calibrant.training.loop import TrainingError, train
 from calibrant.training.models import create_model
 from calibrant.training.optimization import SCHEDULES
@@ -1107,3 +1107,25 @@ def test_a_small_network_trains_with_one_thread(
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+class EightBits(TensorSplit):
+    """Labels as the files of many data sets have them."""
+
+    def batch(self, indices: torch.Tensor, draws: torch.Tensor | None = None) -> Any:
+        inputs, targets = super().batch(indices, draws)
+        return inputs, targets.to(torch.uint8)
+
+
+def test_labels_of_8_bits_train_as_others(tmp_path: Path) -> None:
+    # 156 is -100 in 8 bits.
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(48, 5), torch.tensor([156, 156, 3, 4]).repeat(12)
+    recipe = small("epochs=1", "accumulate=2", "batch_loss=sum")
+    folders = []
+    for kind in (TensorSplit, EightBits):
+        part = kind(inputs, targets)
+        data = DataSets(part, part, part, tuple(f"class {k}" for k in range(160)), {"features": 5})
+        folders.append(train(recipe, tmp_path / kind.__name__, data=data))
+    plain, eight = (tensors(folder) for folder in folders)
+    assert all(torch.equal(eight[name], expected) for name, expected in plain.items())

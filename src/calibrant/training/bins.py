@@ -7,7 +7,7 @@ from torch import Tensor
 
 from calibrant.distributed import all_reduce
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_with_width, cell_edges, last_of_cells
-from calibrant.layout import as_decisions, not_ignored
+from calibrant.layout import as_decisions
 from calibrant.metrics.catalogue import Options
 from calibrant.statistics import sum_dtype
 
@@ -43,8 +43,8 @@ class TrainingConfidences:
         if self.binary:
             logits, target = as_decisions(logits, target)
         probabilities = logits.softmax(1, dtype=torch.float32)
-        valid = not_ignored(target, self.ignore_index)
-        label = (target.long() * valid).unsqueeze(1)
+        valid = target != self.ignore_index
+        label = (target * valid).unsqueeze(1)
         confidence = torch.stack([probabilities.amax(1, keepdim=True), probabilities.gather(1, label)])
         confidence, weight = confidence.view(2, 1, -1), valid.reshape(-1).to(self.sums.dtype)
         values = torch.cat([weight.expand(2, 1, -1), confidence * weight], dim=1)

@@ -12,7 +12,6 @@ from torch import Tensor
 from calibrant.calibrators import Calibrator, Identity, Temperature, create_calibrator, rank
 from calibrant.calibrators.base import UnchangedLabelsWarning
 from calibrant.calibrators.streaming import Scaling
-from calibrant.layout import not_ignored
 from calibrant.options import Choice, RecipeError
 from calibrant.training.runs import Run, about_training, make_calibrator
 from calibrant.warning import warn
@@ -103,7 +102,7 @@ def _ranked(run: Run) -> Iterator[tuple[str, Callable[[], Calibrator]]]:
         return
     ((all_logits, all_labels),) = batches
     logits, labels = _part(all_logits, all_labels)
-    parts = int(not_ignored(labels, -100).unsqueeze(1).flatten(1).any(1).sum())
+    parts = int((labels != -100).unsqueeze(1).flatten(1).any(1).sum())
     if parts < 2:  # nothing to compare by
         return
     rows = max(1, _MANY // all_logits[0].numel())

@@ -16,7 +16,6 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from calibrant.atomic import replace_file
-from calibrant.layout import not_ignored
 from calibrant.options import RecipeError
 from calibrant.training import checkpoint
 from calibrant.training.data import DataSets
@@ -212,4 +211,5 @@ def as_written(target: Tensor, ignore_index: int) -> Tensor:
     >>> as_written(torch.tensor([0, 255, 2]), 255)
     tensor([   0, -100,    2])
     """
-    return target.long().masked_fill(~not_ignored(target, ignore_index), -100)
+    target = target.long()  # in 8 bits, -100 and 156 are the same label
+    return target.masked_fill(target == ignore_index, -100)

@@ -23,7 +23,7 @@ from calibrant.calibrators.streaming import Scaling
 from calibrant.calibrators.temperature import CHECK_ORDER, ChanceWarning
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
 from calibrant.inference import predictions_on
-from calibrant.layout import as_decisions, not_ignored
+from calibrant.layout import as_decisions
 from calibrant.metrics import METRICS
 from calibrant.metrics.catalogue import DEFINITIONS
 from calibrant.metrics.ood import detection as detect
@@ -341,7 +341,7 @@ class Run:
         def scores(batches: Iterable[Predictions]) -> list[Tensor]:
             def of(logits: Tensor, labels: Tensor, key: str) -> Tensor:
                 classes, labels = self.as_classes(_calibrated(logits, self.calibrator(key)), labels)
-                return entropy(classes)[not_ignored(labels, -100)].cpu()
+                return entropy(classes)[labels != -100].cpu()
 
             parts = [[of(logits, labels, key) for key in keys] for logits, labels in batches]
             return [torch.cat(each) for each in zip(*parts, strict=True)]

@@ -122,8 +122,13 @@ class Parts:
         return self.network if self.averaged is None else self.averaged.module
 
     def to_device(self, batch: Batch) -> Batch:
-        """A batch on the device, in the memory layout that the network prefers."""
+        """A batch on the device, in the memory layout that the network prefers, with labels of 64 bits.
+
+        In 8 bits, -100 and 156 are the same label.
+        """
         inputs, target = self.fabric.to_device(batch)
+        if not target.is_floating_point():
+            target = target.long()
         if self.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs, target
