@@ -297,8 +297,7 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
 
     if len(evaluations) > 1:
         names = [evaluation.name for evaluation in evaluations]
-        table = evaluation_table(evaluations, names, against="first", unit=" %")
-        table = with_groups(table, evaluations, unit=" %")
+        table = with_groups(evaluation_table(evaluations, names, against="first"), evaluations)
         print_table(table, evaluation_note(evaluations), models_across=True, wide=wide)
         notes = [pixels_note(evaluations)] if any(each.dense for each in evaluations) else []
         for note in filter(None, [*notes, *zeros_notes(evaluations)]):
