@@ -7,8 +7,9 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
+from functools import partial, reduce
 from math import prod
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -194,17 +195,14 @@ def evaluate_ensemble(
 ) -> tuple[Evaluation, str]:
     """Evaluate the mean probabilities of several files; also a sentence on how much the files differ."""
     reading: dict[str, Any] = {"ignore_index": members[0].ignore_index, "binary": members[0].binary}
-    diversity: Diversity | None = None
+    found: list[Diversity] = []  # of each batch
 
     def watch(logits: Tensor, labels: Tensor) -> None:
-        nonlocal diversity
-        found = Diversity.of(logits, labels, **reading)
-        diversity = found if diversity is None else diversity + found
+        found.append(Diversity.of(logits, labels, **reading))
 
     pooled = open_ensemble([member.path for member in members], watch=watch, **reading)
     evaluation = evaluate_file(pooled, f"ensemble of {len(members)}", load(pooled, stream), options)
-    assert diversity is not None
-    means = diversity.means()
+    means = reduce(add, found).means()
     return evaluation, (
         f"Members of the ensemble disagree in {100 * means['disagreement']:.2f} % of all pairs; mutual "
         f"information {means['mutual_information']:.4f} nats of an entropy of {means['entropy']:.4f}."
