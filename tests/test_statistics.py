@@ -75,6 +75,24 @@ def test_tensors_come_in_the_order_of_the_fields():
     assert [tensor.reshape(-1).tolist() for tensor in statistics.tensors()] == [[1.0], [2.0], [4.0]]
 
 
+@dataclass(frozen=True, eq=False)
+class OfLabels(Statistics):
+    """A tuple of statistics, one for each of several labels."""
+
+    labels: tuple[Moments, ...]
+
+
+def test_tuples_of_statistics_add_one_by_one():
+    one, two = (
+        OfLabels(torch.tensor(2.0), tuple(moments([value]) for value in values))
+        for values in ([1.0, 2.0], [3.0, 5.0])
+    )
+    added = one + two
+    assert [label.total.item() for label in added.labels] == [4.0, 7.0]
+    assert [label.samples.item() for label in added.to(torch.device("cpu")).labels] == [2.0, 2.0]
+    assert repr(added) == "OfLabels(samples=4, labels=<6 tensors>)"
+
+
 def test_statistics_of_different_kinds_do_not_add():
     with pytest.raises(ValueError, match="argument"):
         moments([[1.0]]) + Statistics(torch.tensor(1.0))

@@ -52,8 +52,9 @@ def device_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 class Statistics:
     """Sums over elements; adding two gives the statistics of both data sets together.
 
-    Subclasses add fields. Each is a tensor of sums whose shape does not depend on the data, or another
-    `Statistics`. A subclass with tensors of other shapes, or tuples of tensors, adds and pools them itself.
+    Subclasses add fields. Each is a tensor of sums whose shape does not depend on the data, another
+    `Statistics`, or a tuple of these. A subclass whose tensors or tuples depend on the data in size adds and
+    pools them itself.
 
     Attributes:
         samples: number of elements summed over, a scalar. NaN means that some logits were not
@@ -86,7 +87,7 @@ class Statistics:
         parts = ", ".join(f"{field.name}={_in_short(part)}" for field, part in pairs)
         return f"{type(self).__name__}({parts})"
 
-    def _parts(self) -> list[Tensor | Statistics | tuple[Tensor, ...]]:
+    def _parts(self) -> list[Part]:
         return [getattr(self, field.name) for field in fields(self)]
 
     def tensors(self) -> list[Tensor]:
@@ -120,19 +121,23 @@ class Statistics:
         return self.with_tensors(iter([part.view_as(tensor) for part, tensor in pairs]))
 
 
-def _in_short(part: Tensor | Statistics | tuple[Tensor, ...]) -> str:
+Part = Tensor | Statistics | tuple[Tensor | Statistics, ...]
+"""A field of statistics."""
+
+
+def _in_short(part: Part) -> str:
     if isinstance(part, Tensor):
         return f"<shape {tuple(part.shape)}>" if part.ndim or part.is_meta else f"{part.item():.9g}"
-    return repr(part) if isinstance(part, Statistics) else f"<{len(part)} tensors>"
+    return repr(part) if isinstance(part, Statistics) else f"<{len(_tensors(part))} tensors>"
 
 
-def _tensors(part: Tensor | Statistics | tuple[Tensor, ...]) -> list[Tensor]:
+def _tensors(part: Part) -> list[Tensor]:
     if isinstance(part, Statistics):
         return part.tensors()
-    return list(part) if isinstance(part, tuple) else [part]
+    return [tensor for each in part for tensor in _tensors(each)] if isinstance(part, tuple) else [part]
 
 
-def _with_tensors(part: Tensor | Statistics | tuple[Tensor, ...], tensors: Iterator[Tensor]) -> Any:
+def _with_tensors(part: Part, tensors: Iterator[Tensor]) -> Any:
     if isinstance(part, Statistics):
         return part.with_tensors(tensors)
-    return tuple(next(tensors) for _ in part) if isinstance(part, tuple) else next(tensors)
+    return tuple(_with_tensors(each, tensors) for each in part) if isinstance(part, tuple) else next(tensors)

@@ -9,13 +9,17 @@ from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.criterion import Criterion
 from calibrant.evaluation.ranks import Standing, rank_methods, rankings
 from calibrant.reports import leaderboard_files
-from calibrant.reports.leaderboard_files import statements, write_leaderboard
+from calibrant.reports.leaderboard_files import Ranking, write_leaderboard
 from calibrant.reports.plots import drawing
 from tests.programs import draw_blank
 from tests.reports.chromium import CHROMIUM, Browser
 from tests.reports.test_browser import BEYOND, NAMES, evaluation_of
 
 BEST, MISSING = NAMES[1], ("ls", 0)
+
+
+def ranking(found, standings=()):
+    return Ranking("Ranks", "ranks", standings, found)
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +70,12 @@ def test_files(folder):
 
 def test_statements_say_what_is_significant(standings):
     found = rankings(standings)
-    said = dict(zip(found, statements(found), strict=True))
+    said = dict(zip(found, ranking(found).statements, strict=True))
     assert said[Criterion("nll")].startswith(f"By NLL: {BEST} has the best mean rank, 1.0 of 3.")
     assert "do not differ significantly" in said[Criterion("nll")]  # two data sets agree by chance
     assert "do not differ significantly" in said[Criterion("accuracy")]
     alone = rankings(standings[:1])
-    assert statements(alone)[0].endswith("One data set is too few to test ranks.")
+    assert ranking(alone).statements[0].endswith("One data set is too few to test ranks.")
 
 
 def test_an_experiment_that_has_just_begun_does_not_take_the_ranks_away(standings):
@@ -80,7 +84,7 @@ def test_an_experiment_that_has_just_begun_does_not_take_the_ranks_away(standing
     more = [easy, hard, Standing("new", "new", begun, {}), none]
     found = rankings(more)
     assert found[Criterion("nll")].data == ("easy", "hard")
-    assert "Too few results yet: new; none." in leaderboard_files.ranks_note(found, more)
+    assert "Too few results yet: new; none." in ranking(found, more).note
 
 
 @pytest.mark.usefixtures("blank_pictures", "blank_diagrams")
@@ -107,8 +111,10 @@ def test_losses_that_some_experiments_lack_have_ranks_over_the_others(standings,
 def test_equal_ranks_are_named_together(standings):
     found = rankings(standings)
     same = rank_methods({name: {"a": [1.0], "b": [1.0]} for name in "xy"}, higher_is_better=False)
-    assert statements({**found, Criterion("nll"): same})[1].startswith(
-        "By NLL: a and b have the best mean rank, 1.5 of 2."
+    assert (
+        ranking({**found, Criterion("nll"): same})
+        .statements[1]
+        .startswith("By NLL: a and b have the best mean rank, 1.5 of 2.")
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import reduce
 from json import dumps
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,15 +153,12 @@ def _figures(sets: ConformalSets, layer: Calibrator | None, file: PredictionFile
     from calibrant.cli import prediction_files
     from calibrant.conformal import SetCounts
 
-    total: SetCounts | None = None
     with terminal.progress_bars() as progress, prediction_files.errors_of(file):
-        for logits, labels in prediction_files.Passes(file, progress, "predicting sets", layer):
-            counts = SetCounts.of(sets(logits), labels, ignore_index=file.ignore_index)
-            total = counts if total is None else total + counts
-        if total is None:
-            raise ValueError("holds no predictions")
-        names = file.class_names
-        return total.figures(class_names=None if names is None else tuple(names))
+        batches = prediction_files.Passes(file, progress, "predicting sets", layer)
+        counts = (
+            SetCounts.of(sets(each), labels, ignore_index=file.ignore_index) for each, labels in batches
+        )
+        return reduce(add, counts).figures(class_names=file.class_names)
 
 
 def _print(figures: SetFigures, file: PredictionFile, *, wide: bool) -> None:

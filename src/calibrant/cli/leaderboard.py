@@ -63,8 +63,7 @@ def leaderboard(
             ranked = leaderboard_files.write_leaderboard(plan.title, standings, folder, report=report)
         for each in ranked:
             say(f"{each.heading}:")
-            note = leaderboard_files.ranks_note(each.found, each.standings)
-            print_table(leaderboard_files.rank_table(each.found), note, wide=wide)
+            print_table(each.table, each.note, wide=wide)
         if not ranked:
             say("no ranks: no two losses have results in every ranked experiment", err=True)
     missing = sum(len(each.missing) for each in standings)

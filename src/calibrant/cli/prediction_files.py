@@ -7,8 +7,9 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
+from functools import partial, reduce
 from math import prod
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -194,17 +195,14 @@ def evaluate_ensemble(
 ) -> tuple[Evaluation, str]:
     """Evaluate the mean probabilities of several files; also a sentence on how much the files differ."""
     reading: dict[str, Any] = {"ignore_index": members[0].ignore_index, "binary": members[0].binary}
-    diversity: Diversity | None = None
+    found: list[Diversity] = []  # of each batch
 
     def watch(logits: Tensor, labels: Tensor) -> None:
-        nonlocal diversity
-        found = Diversity.of(logits, labels, **reading)
-        diversity = found if diversity is None else diversity + found
+        found.append(Diversity.of(logits, labels, **reading))
 
     pooled = open_ensemble([member.path for member in members], watch=watch, **reading)
     evaluation = evaluate_file(pooled, f"ensemble of {len(members)}", load(pooled, stream), options)
-    assert diversity is not None
-    means = diversity.means()
+    means = reduce(add, found).means()
     return evaluation, (
         f"Members of the ensemble disagree in {100 * means['disagreement']:.2f} % of all pairs; mutual "
         f"information {means['mutual_information']:.4f} nats of an entropy of {means['entropy']:.4f}."
@@ -297,8 +295,7 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
 
     if len(evaluations) > 1:
         names = [evaluation.name for evaluation in evaluations]
-        table = evaluation_table(evaluations, names, against="first", unit=" %")
-        table = with_groups(table, evaluations, unit=" %")
+        table = with_groups(evaluation_table(evaluations, names, against="first"), evaluations)
         print_table(table, evaluation_note(evaluations), models_across=True, wide=wide)
         notes = [pixels_note(evaluations)] if any(each.dense for each in evaluations) else []
         for note in filter(None, [*notes, *zeros_notes(evaluations)]):

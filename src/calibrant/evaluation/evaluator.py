@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -123,7 +122,7 @@ def evaluate(
         part = arrange(*decisions, ignore_index=ignore_index, look_at_labels=True)
         with _naming(each):
             found.append(each._exactly(Predictions.of_elements(part, binary=True), kde, None))
-    return _with_labels(evaluation, found) if found else evaluation
+    return _with_labels(evaluation, found)
 
 
 def evaluate_on(
@@ -236,7 +235,6 @@ class Evaluator:
         self._options = Options(self.bins, self.background, binary=self.binary)
         self._sums: EvaluationSums | None = None
         self._given_classes = self.num_classes
-        self._labels: tuple[Evaluator, ...] = ()
         self._looked_at = False
         self._dense = False
         if self.num_classes is not None:
@@ -252,31 +250,24 @@ class Evaluator:
         """
         if not self.per_image:
             bin_of_cells(self.bins, torch.device("cpu"))  # raises an error for bins that a stream cannot have
-        given, expected = (logits, target), self.num_classes
+        given, expected = logits, self.num_classes
         if self.binary:
             logits, target = answers(logits, target, self.ignore_index)
             expected = 2
         elements = arrange(
             logits, target, num_classes=expected, ignore_index=self.ignore_index, look_at_labels=True
         )
-        classes = _size(given[0], self.binary)
+        classes = _size(given, self.binary)
         self._check(classes)
         if not self._looked_at:  # once, because it waits for a GPU
             warn_of_probabilities(logits)
             self._looked_at = True
-        sums = self._measure(elements)
-        if self.per_image:
-            for image, labels in zip(torch.split(logits, 1), torch.split(target, 1), strict=True):
-                part = arrange(image, labels, ignore_index=self.ignore_index)
-                sums = sums.with_image(Predictions.of_elements(part, binary=self.binary), self._options)
+        sums = self._measure(elements, logits, target, classes)
         with adding:
             self._check(classes)  # another thread may have added the first batch meanwhile
             self.num_classes = classes
-            self._dense |= _is_dense(given[0])
+            self._dense |= _is_dense(given)
             self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
-            self._labels = self._labels or self._parts(classes)
-        for i, each in enumerate(self._labels):
-            each.update(*(part[:, i : i + 1] for part in given))
         return self
 
     def compute(
@@ -302,33 +293,26 @@ class Evaluator:
             agree({name: getattr(self, name) for name in _SUMMED_BY}, group=group, timeout=timeout)
         if classes is None:
             raise ValueError("nothing to evaluate: call update(logits, target) first")
-        parts = self._labels
         if sums is None:
             device = collective_device(None, group)  # the device of the other processes' sums
             self._check(classes)
-            parts = self._parts(classes)
-            columns = 2 if self.binary else classes
-            empty = torch.empty(0, columns, device=device), torch.empty(0, dtype=torch.int64, device=device)
-            sums = self._measure(arrange(*empty))
-        evaluation = self._streamed(sums.all_reduce(group, timeout=timeout) if pooled else sums)
-        evaluation = replace(evaluation, dense=dense)
+            axes = (2, classes) if self.binary else (classes,)
+            logits = torch.empty(0, *axes, device=device)
+            target = torch.empty(0, *axes[1:], dtype=torch.int64, device=device)
+            sums = self._measure(arrange(logits, target), logits, target, classes)
+        sums = sums.all_reduce(group, timeout=timeout) if pooled else sums
+        evaluation = replace(self._streamed(sums), dense=dense)
         labels = []
-        for each in parts:
+        for each, part in zip(self._parts(classes), sums.labels, strict=True):
             with _naming(each):
-                labels.append(each.compute(group, pooled=pooled, timeout=timeout))
-        return _with_labels(evaluation, labels) if labels else evaluation
+                labels.append(replace(each._streamed(part), dense=dense))
+        return _with_labels(evaluation, labels)
 
     def reset(self) -> None:
         """Forget all batches."""
         with adding:
-            self._sums, self._labels, self._looked_at, self._dense = None, (), False, False
+            self._sums, self._looked_at, self._dense = None, False, False
             self.num_classes = self._given_classes
-
-    def __copy__(self) -> Evaluator:
-        """A copy that batches can be added to, without changing the original."""
-        twin = object.__new__(type(self))
-        vars(twin).update(vars(self), _labels=tuple(map(copy, self._labels)))
-        return twin
 
     def __add__(self, other: Evaluator) -> Evaluator:
         """An evaluator with the batches of both and the options of the first."""
@@ -347,11 +331,9 @@ class Evaluator:
         total = copy(self)
         total.num_classes = self.num_classes or other.num_classes
         total._dense |= other._dense
-        total._sums, total._labels = self._sums or other._sums, total._labels or copy(other)._labels
+        total._sums = self._sums or other._sums
         if self._sums and other._sums:
             total._sums = self._sums + other._sums.to(self._sums.samples.device)
-        if self._labels and other._labels:
-            total._labels = tuple(map(operator.add, self._labels, other._labels))
         return total
 
     def _parts(self, labels: int) -> tuple[Evaluator, ...]:
@@ -362,10 +344,7 @@ class Evaluator:
         shared = ("bins", "ignore_index", "background", "per_image", "binary", "level", "seed")
         options = {name: getattr(self, name) for name in shared}
         # Without resamples, which would take as long for every label as for all of them together.
-        parts = tuple(Evaluator(1, name=name, resamples=0, **options) for name in names)
-        for part in parts:
-            part._looked_at = True  # a warning for all labels together is enough
-        return parts
+        return tuple(Evaluator(1, name=name, resamples=0, **options) for name in names)
 
     def _check(self, num_classes: int) -> None:
         """Check that the options fit the number of classes, or of labels."""
@@ -394,9 +373,22 @@ class Evaluator:
     def _groups(self) -> Tensor | None:
         return None if self.class_counts is None else group_of_class(self.class_counts)
 
-    def _measure(self, elements: Elements) -> EvaluationSums:
+    def _measure(self, elements: Elements, logits: Tensor, target: Tensor, labels: int = 1) -> EvaluationSums:
+        """The sums of a batch as `Elements` and as tensors, with those of its images and of several labels.
+
+        With ``binary``, the tensors are ``(B, 2, L, *S)`` and ``(B, L, *S)``, as `as_decisions` has them.
+        """
         predictions = Predictions.of_elements(elements, binary=self.binary)
-        return EvaluationSums.of(predictions, self._options, self._groups())
+        sums = EvaluationSums.of(predictions, self._options, self._groups())
+        if self.per_image:
+            for image in zip(torch.split(logits, 1), torch.split(target, 1), strict=True):
+                part = arrange(*image, ignore_index=self.ignore_index)
+                sums = sums.with_image(Predictions.of_elements(part, binary=self.binary), self._options)
+        if self.binary and labels > 1:
+            columns = zip(logits.unbind(2), target.unbind(1), strict=True)
+            parts = ((arrange(*column, ignore_index=self.ignore_index), *column) for column in columns)
+            sums = replace(sums, labels=tuple(self._measure(*part) for part in parts))
+        return sums
 
     def _exactly(self, predictions: Predictions, kde: bool, progress: ResampleProgress | None) -> Evaluation:
         """The evaluation of predictions that are all at hand."""
@@ -510,7 +502,9 @@ def _naming(label: Evaluator) -> Iterator[None]:
 
 
 def _with_labels(evaluation: Evaluation, labels: Sequence[Evaluation]) -> Evaluation:
-    """The evaluation of all decisions together with those of each label."""
+    """The evaluation of all decisions together with those of each label, if there are any."""
+    if not labels:
+        return evaluation
     evaluation = replace(
         evaluation,
         num_classes=len(labels),

@@ -44,10 +44,11 @@ class EvaluationSums(Statistics):
     by_class: Tensor  # (3, K, bins): the same for the elements that are predicted as each class
     images: Tensor  # (3, metrics): the number of images that have a metric, its sum and its sum of squares
     ruled_out: Tensor  # the number of elements whose true class has a probability of 0
+    labels: tuple[EvaluationSums, ...] = ()  # the sums of each of several labels
 
     @classmethod
     def of(cls, predictions: Predictions, options: Options, group_of_class: Tensor | None = None) -> Self:
-        """The sums of a batch, without its images."""
+        """The sums of a batch, without those of its images and labels."""
         bins, device = options.bins, predictions.label.device
         counts = ClassCounts.of(predictions)
         values = torch.stack(list(element_values(predictions, options, streamed=True).values()))

@@ -229,13 +229,8 @@ def _listed_names(listing: Path) -> tuple[str, ...]:
 
 def _npy_array(path: Path, name: str) -> _Array:
     with file_errors(path), path.open("rb") as stream:
-        shape, fortran, dtype = npy_header(stream, path.stat().st_size, name)
-        offset = stream.tell()
-
-    def opened() -> AbstractContextManager[Any]:
-        return nullcontext(np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C"))
-
-    return _numpy_array(shape, dtype, opened)
+        shape, _, dtype = npy_header(stream, path.stat().st_size, name)
+    return _numpy_array(shape, dtype, lambda: nullcontext(np.load(path, mmap_mode="r")))
 
 
 def open_pt(path: Path) -> PredictionFile:

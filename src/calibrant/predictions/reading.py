@@ -184,7 +184,7 @@ def _as_decisions(file: PredictionFile) -> PredictionFile:
         )
     names = file.class_names
     if names is not None and len(names) == 1:  # of a table with one column of scores, mostly
-        if names[0].lower() in ("no", "false", "neg", "negative", "0"):
+        if names[0].lower() in ("no", "false", "neg", "negative", "0") and not file.words:
             column, opposite = {"logits": ("logit", "-logit")}.get(file.kind, ("probability", "1 - p"))
             found, place = f"the column {column}_{names[0]}", f", in a column called {column}"
             if file.stored_labels:  # arrays

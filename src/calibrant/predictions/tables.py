@@ -173,18 +173,17 @@ def _untyped(
     path: Path, columns: _Columns, rows: int, labels: Names, read: Callable[[], Iterator[Row]]
 ) -> PredictionFile:
     """A table without types, whose rows ``read`` yields; lists are as long as the first one."""
-    kind, names, classes = columns.kind, columns.class_names, len(columns.scores)
+    kind, classes = columns.kind, len(columns.scores)
     words: tuple[str, ...] = ()
     if isinstance(labels, Answers):
         if columns.lists:
             classes = len(next(read(), (0, ()))[1])
         words = labels.settle(label for label, _ in read())
-        names = (f"not {names[0]}", names[0]) if names and words else names
 
     def chunks(size: int) -> Batches:
         return _in_batches(path, kind, classes, read(), size)
 
-    shape = rows, classes
+    shape, names = (rows, classes), columns.class_names
     return PredictionFile(path, kind, shape, torch.float64, names, chunks, words=words, **columns.about)
 
 
@@ -389,7 +388,6 @@ def open_parquet(path: Path) -> PredictionFile:
         if isinstance(words, Answers) and texts:
             cells = (cell for batch in file.iter_batches(columns=labels) for cell in batch.column(0))
             seen = words.settle(words.meaning(cell.as_py() or "") for cell in cells)
-            names = (f"not {names[0]}", names[0]) if names and seen else names
         for name in scores:
             if not types.is_floating(kept[name]):
                 raise BadFileError(

@@ -50,6 +50,40 @@ class Ranking:
     standings: Sequence[Standing]  # the experiments
     found: Mapping[Criterion, Ranks]  # not empty
 
+    @property
+    def table(self) -> Table:
+        """The mean ranks of all methods by each criterion."""
+        names = tuple(next(iter(self.found.values())).mean)
+
+        def cell(ranks: Ranks, name: str) -> Cell:
+            mean = ranks.mean[name]
+            best = f"{mean:.1f}" == f"{min(ranks.mean.values()):.1f}"
+            return Cell(mean, f"{mean:.1f}", interval_text(ranks.intervals[name], False, decimals=1), best)
+
+        columns = (
+            Column(str(criterion), _label(criterion), tuple(cell(ranks, name) for name in names), "", False)
+            for criterion, ranks in self.found.items()
+        )
+        return Table(names, tuple(columns))
+
+    @property
+    def note(self) -> str:
+        """What the table shows, and what it leaves out."""
+        ranks, standings = next(iter(self.found.values())), self.standings
+        text = f"Mean ranks over {counted(len(ranks.data), 'experiment')} ({'; '.join(ranks.data)}), with "
+        text += "95 % intervals over experiments and seeds; 1 is best."
+        methods = {method.name for each in standings if each.comparison for method in each.comparison.methods}
+        if left := len(methods - ranks.mean.keys()):
+            text += f" {left} losses have no rank, because they lack results in some of these."
+        if others := [each.name for each in standings if each.ranked and each.name not in ranks.data]:
+            text += f" Too few results yet: {'; '.join(others)}."
+        return text
+
+    @property
+    def statements(self) -> list[str]:
+        """What is significant, by each criterion."""
+        return [f"By {_label(criterion)}: {_statement(ranks)}" for criterion, ranks in self.found.items()]
+
 
 def all_rankings(standings: Sequence[Standing]) -> list[Ranking]:
     """The ranks of the losses that all experiments share, and of more losses over fewer experiments."""
@@ -68,29 +102,6 @@ def experiment_table(comparison: Comparison) -> Table:
         return table
     column = Column("seeds", "Seeds", tuple(Cell(float(number), str(number)) for number in numbers))
     return replace(table, columns=(column, *table.columns))
-
-
-def rank_table(found: Mapping[Criterion, Ranks]) -> Table:
-    """The mean ranks of all methods by each criterion."""
-    names = tuple(next(iter(found.values())).mean)
-
-    def cell(ranks: Ranks, name: str) -> Cell:
-        mean = ranks.mean[name]
-        best = f"{mean:.1f}" == f"{min(ranks.mean.values()):.1f}"
-        return Cell(mean, f"{mean:.1f}", interval_text(ranks.intervals[name], False, decimals=1), best)
-
-    return Table(
-        names,
-        tuple(
-            Column(str(criterion), _label(criterion), tuple(cell(ranks, name) for name in names), "", False)
-            for criterion, ranks in found.items()
-        ),
-    )
-
-
-def statements(found: Mapping[Criterion, Ranks]) -> list[str]:
-    """What is significant, by each criterion."""
-    return [f"By {_label(criterion)}: {_statement(ranks)}" for criterion, ranks in found.items()]
 
 
 def _statement(ranks: Ranks) -> str:
@@ -115,27 +126,13 @@ def _label(criterion: Criterion) -> str:
     return METRICS[criterion.metric].label + state_label("temperature" if criterion.after else "")
 
 
-def ranks_note(found: Mapping[Criterion, Ranks], standings: Sequence[Standing]) -> str:
-    """What the table of ranks shows, and what it leaves out."""
-    ranks = next(iter(found.values()))
-    text = f"Mean ranks over {counted(len(ranks.data), 'experiment')} ({'; '.join(ranks.data)}), with 95 % "
-    text += "intervals over experiments and seeds; 1 is best."
-    methods = {method.name for each in standings if each.comparison for method in each.comparison.methods}
-    if left := len(methods - ranks.mean.keys()):
-        text += f" {left} losses have no rank, because they lack results in some of these."
-    if others := [each.name for each in standings if each.ranked and each.name not in ranks.data]:
-        text += f" Too few results yet: {'; '.join(others)}."
-    return text
-
-
 def markdown(title: str, standings: Sequence[Standing], ranked: Sequence[Ranking]) -> str:
     """The leaderboard in Markdown."""
     lines = [f"# {plain_markdown(title)}", ""]
     for each in ranked:
-        table = rank_table(each.found)
-        note = plain_markdown(ranks_note(each.found, each.standings))
+        table, note = each.table, plain_markdown(each.note)
         lines += [f"## {each.heading}", "", to_markdown(table, "loss"), "", note, ""]
-        lines += [f"- {plain_markdown(sentence)}" for sentence in statements(each.found)]
+        lines += [f"- {plain_markdown(sentence)}" for sentence in each.statements]
         lines += ["", to_markdown(table.intervals(), "loss"), ""]
     for standing in standings:
         lines += [f"## {plain_markdown(standing.name)}", ""]
@@ -152,7 +149,7 @@ def markdown(title: str, standings: Sequence[Standing], ranked: Sequence[Ranking
 
 def latex(standings: Sequence[Standing], ranked: Sequence[Ranking]) -> str:
     """The tables in LaTeX, for the package booktabs."""
-    tables = [(ranks_note(each.found, each.standings), rank_table(each.found)) for each in ranked]
+    tables = [(each.note, each.table) for each in ranked]
     tables += [
         (f"{each.name}. {comparison_note(each.comparison)}", experiment_table(each.comparison))
         for each in standings
@@ -205,17 +202,7 @@ def write_leaderboard(
     page = template("leaderboard.html.jinja").render(
         title=title,
         facts=_facts(standings),
-        rankings=[
-            {
-                "heading": each.heading,
-                "name": each.name,
-                "table": rank_table(each.found),
-                "note": ranks_note(each.found, each.standings),
-                "statements": statements(each.found),
-                "pictures": _pictures(each, target / "plots"),
-            }
-            for each in ranked
-        ],
+        rankings=[(each, _pictures(each, target / "plots")) for each in ranked],
         sections=[_section(each, target) for each in standings],
         marks=HTML,
     )

@@ -41,17 +41,13 @@ def _best(
 
 
 def evaluation_table(
-    evaluations: Sequence[Evaluation],
-    names: Sequence[str],
-    *,
-    against: Literal["best", "first"] = "best",
-    unit: str = " %",
+    evaluations: Sequence[Evaluation], names: Sequence[str], *, against: Literal["best", "first"] = "best"
 ) -> Table:
     """Every figure of several evaluations.
 
     The columns are "samples", the metrics in the order of `calibrant.metrics.METRICS`, and "p_value". Each
-    value is tested ``against`` the best of its column, or the first model. The unit follows a percentage. If
-    the models were evaluated on different data, none is the best.
+    value is tested ``against`` the best of its column, or the first model. If the models were evaluated on
+    different data, none is the best.
     """
     known: dict[tuple[int, int], dict[str, Difference]] = {}
     counts = tuple(Cell(each.samples, f"{each.samples:,}") for each in evaluations)
@@ -59,7 +55,7 @@ def evaluation_table(
     ranked = of_same_data(evaluations)
     for key, metric in METRICS.items():
         values = [_known(evaluation.metrics[key]) for evaluation in evaluations]
-        printed = [number_text(value, metric.percent, unit=unit) for value in values]
+        printed = [number_text(value, metric.percent, unit=" %") for value in values]
         winner, best = _best(values, printed, metric.higher_is_better if ranked else None)
         reference = winner if against == "best" else 0
         cells = []
@@ -79,7 +75,7 @@ def evaluation_table(
                     known[pair] = differences(evaluations[reference], evaluation)
                 if (difference := known[pair].get(key)) is not None:
                     low, high = difference.interval
-                    distance = number_text(-difference.value, metric.percent, unit=unit, signed=True)
+                    distance = number_text(-difference.value, metric.percent, unit=" %", signed=True)
                     distance += " " + interval_text((-high, -low), metric.percent)
                     verdict, note = _verdict(difference, against, names[reference], distance)
             interval = interval_text(evaluation.intervals.get(key), metric.percent)
@@ -91,10 +87,10 @@ def evaluation_table(
     return Table(tuple(names), tuple(columns), tested, tuple(names[index] for index in untested))
 
 
-def with_groups(table: Table, evaluations: Sequence[Evaluation], *, unit: str = " %") -> Table:
+def with_groups(table: Table, evaluations: Sequence[Evaluation]) -> Table:
     """An `evaluation_table` with accuracy and ECE of the head, middle and tail classes before its p-values.
 
-    Differences between the figures of groups are not tested. The unit follows a percentage.
+    Differences between the figures of groups are not tested.
     """
     columns = []
     ranked = of_same_data(evaluations)
@@ -103,7 +99,7 @@ def with_groups(table: Table, evaluations: Sequence[Evaluation], *, unit: str = 
             metric = METRICS[key]
             found = [evaluation.groups.get(group) for evaluation in evaluations]
             values: list[float | None] = [None if each is None else getattr(each, key) for each in found]
-            printed = [number_text(value, metric.percent, unit=unit) for value in values]
+            printed = [number_text(value, metric.percent, unit=" %") for value in values]
             _, best = _best(values, printed, metric.higher_is_better if ranked else None)
             cells = (
                 Cell(value, text, best=is_best)
