@@ -514,7 +514,10 @@ def test_arrays_that_will_not_do(tmp_path, arrays, words):
         ("logit_a\tlogit_b\tlabel\n1\t2\t0\n", ["separated by tabs; expected commas or semicolons"]),
         ("label,logit_a,logit_b\n0,1,2,3\n", ["4 cells", "expected 3"]),
         ("label,logit_a,logit_b\n0.5,1,2\n", ["label 0.5 at row 1", "integer"]),
-        ("label,logit_a,logit_b\nnan,1,2\n", ["label nan at row 1", "integer"]),
+        (
+            "label,logit_a,logit_b\nnan,1,2\n",
+            ["'nan' in column 'label' at row 1", "expected", "one of the class names a, b"],
+        ),
         (
             "label,logit_a,logit_b\n0,1,nan\n",
             ["column 'logit_b' is NaN", "row 1 (line 2 of the file)"],
@@ -531,7 +534,9 @@ def test_arrays_that_will_not_do(tmp_path, arrays, words):
             ],
         ),
         ("label,logit_0,logit_1\ncat,1,2\n", ["'cat' in column 'label'", "expected a class number"]),
-        ("label,logit_3,logit_cat\ncat,1,2\n", ["'cat' in column 'label'", "expected a class number"]),
+        ("label,logit_0,logit_cat\ncat,1,2\n", ["'cat' in column 'label'", "expected a class number"]),
+        ("label,logit_1,logit_2,logit_nan\n1,9,0,0\n", ["logit_1 where logit_0 is expected"]),
+        ("label,logit_cat,logit_2\n0,9,0\n", ["logit_2 where logit_1 is expected"]),
         ("label,probability_a,probability_b\n0,1,0.5\n", ["sum to 1.5", "at row 1 (line 2 of the file)"]),
         (
             "label,probability_a,probability_b\n\n0,0.4,0.3\n",
@@ -912,6 +917,23 @@ def test_classes_called_nan_or_inf_are_words(tmp_path, names):
     file = open_predictions(path)
     assert file.class_names == names
     assert everything(path)[1].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize(("yes", "no"), [("nan", "other"), ("yes", "nan"), ("inf", "nan")])
+def test_answers_called_nan_or_inf_are_words(tmp_path, suffix, yes, no):
+    path, labels, logits = tmp_path / f"m{suffix}", [yes, no, no], [1.0, 0.0, -1.0]
+    if suffix == ".csv":
+        rows = [f"{label},{logit}\n" for label, logit in zip(labels, logits, strict=True)]
+        path.write_text("".join([f"label,logit_{yes}\n", *rows]))
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table({"label": labels, f"logit_{yes}": logits}), path)
+    file = open_predictions(path, binary=True)
+    assert file.load()[1].flatten().tolist() == [1, 0, 0]
+    assert file.words
 
 
 @pytest.mark.parametrize(

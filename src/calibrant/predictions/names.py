@@ -38,7 +38,7 @@ class Names:
     def meaning(self, label: str) -> float | None:
         """The class number that a label stands for, or None."""
         found = self.number(label)
-        if found is None and is_number(label) and self.takes(float(label)):
+        if found is None and is_finite_number(label) and self.takes(float(label)):
             return float(label)
         return found
 
@@ -66,12 +66,12 @@ class Answers(Names):
             "0 or 1, or false or true; or two words, if the column of scores ends in the word for yes"
         )
         self.words: set[str] = set()
-        self._yes = None if yes.lower() in ("", "false", "true") or is_number(yes) else yes.lower()
+        self._yes = None if yes.lower() in ("", "false", "true") or is_finite_number(yes) else yes.lower()
 
     def number(self, label: str) -> int | None:
         """1 for yes, 0 for no, or None. The first label that is a word decides which words are expected."""
         word = label.lower()
-        if not word or is_number(word):
+        if not word or is_finite_number(word):
             return None
         if self._yes and not self.words:
             if word in self.numbers:

@@ -101,16 +101,15 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
     if not kinds:
         return _Columns(kind, labels, found, None, beside, no_labels)
     names = tuple(name.removeprefix(_PREFIXES[kind]) for name in found)
-    numbers = [str(number) for number in range(len(names))]
-    # A single column is not counted: `probability_1` is that of yes.
-    if len(names) > 1 and all(map(is_finite_number, names)) and list(names) != numbers:
-        place = next(i for i, (name, number) in enumerate(zip(names, numbers, strict=True)) if name != number)
-        prefix = _PREFIXES[kind]
-        raise BadFileError(
-            path,
-            f"has the column {found[place]} where {prefix}{place} is expected; labels count columns from 0, "
-            f"so numbered ones must be {prefix}0 to {prefix}{numbers[-1]} in this order",
-        )
+    # If a name is a number, labels count columns; but a single column is not counted: `probability_1` is yes.
+    for place, name in enumerate(names if len(names) > 1 else ()):
+        if is_finite_number(name) and name != str(place):
+            prefix = _PREFIXES[kind]
+            raise BadFileError(
+                path,
+                f"has the column {found[place]} where {prefix}{place} is expected; labels count columns from "
+                f"0, so numbered ones must be {prefix}0 to {prefix}{len(names) - 1} in this order",
+            )
     return _Columns(kind, labels, found, names, beside, no_labels)
 
 
