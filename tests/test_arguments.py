@@ -74,6 +74,12 @@ def test_metrics_can_be_copied_in_any_order(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(METRICS, "data", dict(METRICS))
     METRICS["brier"] = METRICS.pop("brier")  # now behind root_brier, which is computed from it
     assert dict(METRICS.copy()) == dict(METRICS)
+    own = METRICS["ece"]
+    metrics = METRICS.copy()
+    metrics["mine"] = replace(own, label="Mine")
+    metrics["of_mine"] = replace(own, label="Of mine", source="mine")
+    metrics["mine"] = metrics.pop("mine")
+    assert dict(metrics.copy()) == dict(metrics)
     with patch.dict(METRICS, {"mean": replace(METRICS["ece"], label="Mean")}, clear=True):
         assert list(METRICS) == ["mean"]
     assert list(METRICS)[-1] == "brier"

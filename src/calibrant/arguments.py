@@ -6,10 +6,11 @@ import inspect
 import re
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from difflib import get_close_matches
 from functools import lru_cache
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -50,6 +51,10 @@ class Registry(UserDict[str, T]):
     def __ior__(self, other: Any) -> Any:
         self.update(other)  # checks each part
         return self
+
+    def copy(self) -> Self:
+        """A copy. Its parts are not checked again: one may have been moved behind those that need it."""
+        return copy(self)
 
     def __setitem__(self, key: str, part: T) -> None:
         if not isinstance(key, str) or re.fullmatch(r"[A-Za-z0-9_-]+", key) is None:

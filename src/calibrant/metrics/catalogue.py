@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from keyword import iskeyword
 from typing import Any, NamedTuple
 
 import torch
@@ -430,9 +431,13 @@ def _check(name: str, metric: Metric, others: Mapping[str, Metric]) -> None:
         raise TypeError(f"{name!r}: expected an instance of calibrant's Metric, got {metric!r}")
     if name in RESERVED.split():
         raise ValueError(f"{name!r}: evaluations have another attribute of this name; choose another")
-    if not name.isidentifier():
-        raise ValueError(f"{name!r}: expected a Python name, because evaluations have an attribute of it")
-    if any(other.label == metric.label for key, other in others.items() if key != name):
+    if not name.isidentifier() or iskeyword(name) or name.startswith("_"):
+        raise ValueError(
+            f"{name!r}: expected a Python name that begins with a letter, because evaluations have an attribute of "
+            "this name"
+        )
+    label = metric.label.strip().lower()
+    if any(other.label.strip().lower() == label for key, other in others.items() if key != name):
         raise ValueError(f"{name!r}: another metric has the label {metric.label!r}; choose another")
     if not callable(metric.function):
         raise TypeError(f"{name!r}: the function must be callable, got {metric.function!r}")

@@ -124,6 +124,8 @@ def test_whole_numbers_may_be_stored_as_floating_point(tmp_path):
         ({"images": pixels(), "labels": LABELS[:9]}, r"expected \(9, \.\.\.\) numbers"),
         ({"images": pixels(), "labels": LABELS / 2}, "has labels of type float64"),
         ({"images": pixels(), "labels": LABELS - 1}, "has labels from -1 to 2, expected 0 to 999999"),
+        ({"images": pixels(), "labels": LABELS - 1.0}, "has labels from -1 to 2, expected 0 to 999999"),
+        ({"images": pixels(), "labels": LABELS * np.nan}, "has labels of type float64"),
         ({"images": pixels(), "labels": LABELS, "class_names": ["a"]}, "expected 4 or more names"),
         (
             {"images": pixels(), "labels": np.eye(4, dtype=int)[LABELS]},

@@ -328,12 +328,13 @@ def varied(**columns):
 
 
 def test_a_quantity_as_the_target_is_told(tmp_path):
-    lines = [f"{n},{18 + n % 62},{n % 3}" for n in range(800)]
-    (tmp_path / "a.csv").write_text("\n".join(["x,age,class", *lines]))
-    with pytest.warns(UserWarning, match="'age' has 62 different whole numbers in 800 rows.*quantity"):
+    lines = [f"{n},{18 + n % 62},{n % 3},{n % 100},{1 + n % 31}" for n in range(3100)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,age,class,of a hundred,day", *lines]))
+    with pytest.warns(UserWarning, match="'age' has 62 different whole numbers in 3100 rows.*quantity"):
         table(tmp_path, file="a.csv", target="age")
-    with warnings.catch_warnings(action="error"):
-        table(tmp_path, file="a.csv", target="class")
+    for target in ("class", "of a hundred", "day"):  # numbers of classes
+        with warnings.catch_warnings(action="error"):
+            table(tmp_path, file="a.csv", target=target)
 
 
 @pytest.mark.parametrize(

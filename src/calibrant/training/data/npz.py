@@ -206,8 +206,8 @@ def _labels(path: Path, name: str, labels: Array) -> NDArray[np.int64]:
     """Labels ``(N,)`` from 0, or ``(N, L)`` of 0 and 1."""
     if labels.dtype.kind == "b":  # false is class 0, true is class 1
         labels = labels.astype(np.uint8)
-    elif labels.dtype.kind == "f" and np.isin(labels, np.arange(MAX_CLASSES)).all():
-        labels = labels.astype(np.int64)
+    elif labels.dtype.kind == "f" and (np.abs(labels) < 2**53).all() and (labels % 1 == 0).all():
+        labels = labels.astype(np.int64)  # whole numbers; whether they are classes is checked below
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 2 or labels.dtype.kind not in "iu":

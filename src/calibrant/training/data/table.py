@@ -47,7 +47,7 @@ _ALWAYS_ALLOWED = 20
 """Different values that a column may have, however few its rows are."""
 
 _MANY_NUMBERS = 30
-"""More different whole numbers than this, with few rows each, may be a quantity and not classes."""
+"""More different whole numbers than this may be a quantity, unless they count classes from 0 or 1."""
 
 
 def table(
@@ -147,7 +147,8 @@ def _target(
             "expected classes that repeat"
         )
 
-    if len(classes) > _MANY_NUMBERS and len(labels) < 20 * len(classes) and isinstance(classes[0], int):
+    counted = any(classes == list(range(first, first + len(classes))) for first in (0, 1))
+    if len(classes) > _MANY_NUMBERS and isinstance(classes[0], int) and not counted:
         warnings.warn(
             f"{columns.path}: column {target!r} has {len(classes)} different whole numbers in {len(labels)} "
             "rows, each of which becomes a class: if it is a quantity, divide it into ranges first",
