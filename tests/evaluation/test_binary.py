@@ -158,6 +158,13 @@ def test_images() -> None:
     assert [each.exact for each in (found, *found.labels)] == [True] * 3
 
 
+def test_labels_of_images_are_dense() -> None:
+    logits, target = torch.randn(4, 2, 5, 5), torch.randint(2, (4, 2, 5, 5))
+    streamed = Evaluator(2, binary=True, resamples=0).update(logits, target).compute()
+    for evaluation in (evaluate(logits, target, binary=True, resamples=0), streamed):
+        assert [label.dense for label in evaluation.labels] == [True, True]
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_what_a_sum_is_given_later_is_its_own(first: bool) -> None:
     logits, target = decisions(50, 3)

@@ -305,7 +305,7 @@ class Evaluator:
         labels = []
         for each, part in zip(self._parts(classes), sums.labels, strict=True):
             with _naming(each):
-                labels.append(replace(each._streamed(part), dense=dense))
+                labels.append(each._streamed(part))
         return _with_labels(evaluation, labels)
 
     def reset(self) -> None:
@@ -509,7 +509,7 @@ def _with_labels(evaluation: Evaluation, labels: Sequence[Evaluation]) -> Evalua
         evaluation,
         num_classes=len(labels),
         classes=tuple(map(_class_of_label, labels)),
-        labels=tuple(labels),
+        labels=tuple(replace(each, dense=evaluation.dense) for each in labels),
     )
     macro = evaluation.macro
     averaged = {

@@ -433,8 +433,8 @@ def _check(name: str, metric: Metric, others: Mapping[str, Metric]) -> None:
         raise ValueError(f"{name!r}: evaluations have another attribute of this name; choose another")
     if not name.isidentifier() or iskeyword(name) or name.startswith("_"):
         raise ValueError(
-            f"{name!r}: expected a Python name that begins with a letter, because evaluations have an attribute of "
-            "this name"
+            f"{name!r}: expected a Python name that begins with a letter, because evaluations get an "
+            "attribute of this name"
         )
     label = metric.label.strip().lower()
     if any(other.label.strip().lower() == label for key, other in others.items() if key != name):
