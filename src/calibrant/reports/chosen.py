@@ -52,9 +52,9 @@ Chosen = Sweep | Tuning
 
 def validation_note(result: Chosen) -> str:
     """What the figures on the validation data mean."""
-    fitted = "the same data, so that these figures are optimistic"
+    note = figures_note(result.validation, "Validation data", "the same data")
     best = f" {BEST_IN_BOLD}" if len(result.validation.methods) > 1 else ""
-    return figures_note(result.validation, "Validation data", fitted) + best
+    return f"{note} So figures after a calibrator are optimistic.{best}"
 
 
 def chosen_note(result: Chosen) -> str:
