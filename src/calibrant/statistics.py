@@ -52,8 +52,8 @@ def device_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 class Statistics:
     """Sums over elements; adding two gives the statistics of both data sets together.
 
-    Subclasses add fields. Each is a tensor of sums whose shape does not depend on the data, a tuple of such
-    tensors, or another `Statistics`. A subclass with tensors of other shapes adds and pools them itself.
+    Subclasses add fields. Each is a tensor of sums whose shape does not depend on the data, or another
+    `Statistics`. A subclass with tensors of other shapes, or tuples of tensors, adds and pools them itself.
 
     Attributes:
         samples: number of elements summed over, a scalar. NaN means that some logits were not
