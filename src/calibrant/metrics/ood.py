@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -218,9 +217,13 @@ def roc(in_scores: Tensor, out_scores: Tensor, *, points: int = 201) -> tuple[fl
     (0.5, 1.0, 1.0, 1.0, 1.0)
     """
     false, true = rates(in_scores, out_scores)
-    at = np.linspace(0, 1, whole_number("points", points, 2))
-    # Where the curve is vertical, interp takes the last point, which is the highest.
-    return tuple(np.interp(at, false, true).tolist())
+    at = torch.linspace(0, 1, whole_number("points", points, 2), dtype=torch.float64)
+    # The last point at or before each rate: where the curve is vertical, this is the highest one.
+    left = torch.searchsorted(false, at, right=True) - 1
+    right = (left + 1).clamp_max(len(false) - 1)
+    step = false[right] - false[left]
+    part = torch.where(step > 0, (at - false[left]) / step.where(step > 0, torch.ones_like(step)), 0)
+    return tuple((true[left] + part * (true[right] - true[left])).tolist())
 
 
 @torch.no_grad()
