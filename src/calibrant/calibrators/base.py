@@ -252,15 +252,14 @@ class FittedLayer(nn.Module, ABC):
         """The part of a learned buffer that is printed."""
         return learned
 
+    def description(self) -> dict[str, Any]:
+        """What learned tensors do not tell: the options, the number of classes, and the labels."""
+        labels = {"labels": len(self.labels), "unchanged": self.unchanged} if self.binary else {}
+        return {"num_classes": self.num_classes, "options": self.options(), **labels}
+
     def get_extra_state(self) -> Tensor:
-        """The method, its options and the number of classes, as the bytes of JSON text, for `state_dict`."""
-        state: dict[str, Any] = {
-            "num_classes": self.num_classes,
-            "method": type(self).__name__,
-            "options": self.options(),
-        }
-        if self.binary:
-            state |= {"labels": len(self.labels), "unchanged": self.unchanged}
+        """The method and the `description`, as the bytes of JSON text, for `state_dict`."""
+        state = {"method": type(self).__name__, **self.description()}
         return torch.tensor(list(json.dumps(state, default=str).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
