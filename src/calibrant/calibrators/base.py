@@ -252,14 +252,9 @@ class FittedLayer(nn.Module, ABC):
         """The part of a learned buffer that is printed."""
         return learned
 
-    def description(self) -> dict[str, Any]:
-        """What learned tensors do not tell: the options, the number of classes, and the labels."""
-        labels = {"labels": len(self.labels), "unchanged": self.unchanged} if self.binary else {}
-        return {"num_classes": self.num_classes, "options": self.options(), **labels}
-
     def get_extra_state(self) -> Tensor:
-        """The method and the `description`, as the bytes of JSON text, for `state_dict`."""
-        state = {"method": type(self).__name__, **self.description()}
+        """The method, its options and the number of classes, as the bytes of JSON text, for `state_dict`."""
+        state = {"method": type(self).__name__, **described(self)}
         return torch.tensor(list(json.dumps(state, default=str).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -413,6 +408,12 @@ def some_classes(classes: Sequence[int], number: int, names: Sequence[str] | Non
     ('dog, owl', '1, 2')
     """
     return first_few(classes if names is None or len(names) != number else [names[k] for k in classes])
+
+
+def described(layer: FittedLayer) -> dict[str, Any]:
+    """What the learned tensors of a layer do not tell: its options, the number of classes, and the labels."""
+    labels = {"labels": len(layer.labels), "unchanged": layer.unchanged} if layer.binary else {}
+    return {"num_classes": layer.num_classes, "options": layer.options(), **labels}
 
 
 def _read(state: Tensor) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from calibrant.atomic import replace_file
-from calibrant.calibrators.base import Calibrator, FittedLayer, labels_without_state
+from calibrant.calibrators.base import Calibrator, FittedLayer, described, labels_without_state
 from calibrant.calibrators.registry import UnknownCalibratorError, create_calibrator
 from calibrant.sizes import MAX_CLASSES
 
@@ -61,7 +61,7 @@ def save_layer(
     from safetensors.torch import save
 
     names = _checked(calibrator.class_names if class_names is None else class_names, calibrator)
-    description = {"method": calibrator.key, "class_names": names, **calibrator.description()}
+    description = {"method": calibrator.key, "class_names": names, **described(calibrator)}
     module = type(calibrator).__module__
     own = not module.startswith("calibrant.")
     if own:
