@@ -119,7 +119,7 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
         penalty = self.multiplier * statistics.excess / statistics.samples
         least = most = penalty
         if statistics.squares:
-            error = error_of_mean(statistics.excess, *statistics.squares, statistics.samples)
+            error = error_of_mean(statistics.excess, statistics.squares[0], statistics.samples)
             reach = self.evidence * self.multiplier * error
             least, most = penalty - reach, penalty + reach
         before = self.previous_penalty
