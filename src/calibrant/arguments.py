@@ -183,6 +183,20 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f" (did you mean {names[near[0]]!r}?)" if near else ""
 
 
+def check_known(what: str, given: Iterable[str], known: Iterable[str], kind: str = "option") -> None:
+    """Raise an error for an option that does not exist, with the most similar one that does.
+
+    >>> check_known("model 'mlp'", ["hiden"], ["hidden"])
+    Traceback (most recent call last):
+    TypeError: model 'mlp' has no option 'hiden' (did you mean 'hidden'?); it takes: hidden
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            takes = ", ".join(known) or "none"
+            raise TypeError(f"{what} has no {kind} {name!r}{nearest(name, known)}; it takes: {takes}")
+
+
 def unknown(what: str, word: object, known: Iterable[str]) -> str:
     """The error message for a name that does not exist.
 

@@ -144,10 +144,6 @@ class Elements:
         """The shape of the caller's labels, ``(B, *S)``."""
         return (*self.batch_shape[:1], *self.batch_shape[2:])
 
-    def detached(self) -> Elements:
-        """The same elements without a path for gradients."""
-        return self.with_changes(logits=self.logits.detach())
-
     def blanked(self) -> Elements:
         """The same elements with 0 for the logits of those that are ignored."""
         return self.with_changes(logits=torch.where(self.valid.unsqueeze(1), self.logits, 0))

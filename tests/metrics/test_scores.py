@@ -185,11 +185,11 @@ def test_tempered_scores(temperature):
     colder = logits.numpy() / temperature
     log_probability = log_softmax(colder)
     np.testing.assert_allclose(
-        tempered_nll(predictions, temperature), -log_probability[np.arange(60), target], atol=1e-12
+        tempered_nll(predictions, temperature)[0], -log_probability[np.arange(60), target], atol=1e-12
     )
     residual = np.exp(log_probability) - np.eye(4)[target]
     np.testing.assert_allclose(
-        tempered_brier(predictions, temperature), (residual**2).sum(1), rtol=1e-10, atol=1e-13
+        tempered_brier(predictions, temperature)[0], (residual**2).sum(1), rtol=1e-10, atol=1e-13
     )
 
 

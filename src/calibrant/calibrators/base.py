@@ -254,13 +254,7 @@ class FittedLayer(nn.Module, ABC):
 
     def get_extra_state(self) -> Tensor:
         """The method, its options and the number of classes, as the bytes of JSON text, for `state_dict`."""
-        state: dict[str, Any] = {
-            "num_classes": self.num_classes,
-            "method": type(self).__name__,
-            "options": self.options(),
-        }
-        if self.binary:
-            state |= {"labels": len(self.labels), "unchanged": self.unchanged}
+        state = {"method": type(self).__name__, **described(self)}
         return torch.tensor(list(json.dumps(state, default=str).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -414,6 +408,12 @@ def some_classes(classes: Sequence[int], number: int, names: Sequence[str] | Non
     ('dog, owl', '1, 2')
     """
     return first_few(classes if names is None or len(names) != number else [names[k] for k in classes])
+
+
+def described(layer: FittedLayer) -> dict[str, Any]:
+    """What the learned tensors of a layer do not tell: its options, the number of classes, and the labels."""
+    labels = {"labels": len(layer.labels), "unchanged": layer.unchanged} if layer.binary else {}
+    return {"num_classes": layer.num_classes, "options": layer.options(), **labels}
 
 
 def _read(state: Tensor) -> dict[str, Any]:

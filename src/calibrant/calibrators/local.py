@@ -119,24 +119,17 @@ class LocalTemperature(Scaling):
         computing = below_maximum(logits.to(computing_dtype(logits)), 1)
         pixels = computing.movedim(1, logits.ndim - 1)
         pixels = pixels.reshape(logits.shape[0], math.prod(logits.shape[2:]), classes)
-        temperatures = self._temperatures(self._entropy(pixels).mean(1)).to(computing.dtype)
-        return computing / temperatures.view(-1, *(1,) * (logits.ndim - 1))
-
-    def transform(self, rows: Tensor) -> Tensor:
-        rows = below_maximum(rows)
-        entropy = self._entropy(rows)
-        return rows / self._temperatures(entropy).to(rows.dtype)[:, None]
-
-    def _entropy(self, rows: Tensor) -> Tensor:
         # As precise as in the fit: where entropies hardly differ, the slope is large.
-        precise = rows.to(sum_dtype(rows.device))
-        return _entropy(precise / self.learned("reference", precise))
-
-    def _temperatures(self, entropy: Tensor) -> Tensor:
+        precise = pixels.to(sum_dtype(pixels.device))
+        entropy = _entropy(precise / self.learned("reference", precise)).mean(1)
         lowest, mean, highest = self.learned("entropies", entropy).unbind()
         place = torch.minimum(torch.maximum(entropy, lowest), highest) - mean
         exponent = (self.learned("slope", entropy) * place).clamp(-_LIMIT, _LIMIT)
-        return exponent.exp() * self.learned("temperature", entropy)
+        temperatures = (exponent.exp() * self.learned("temperature", entropy)).to(computing.dtype)
+        return computing / temperatures.view(-1, *(1,) * (logits.ndim - 1))
+
+    def transform(self, rows: Tensor) -> Tensor:
+        return self._calibrate(rows)  # as images of one pixel
 
 
 def _entropy(scaled: Tensor) -> Tensor:

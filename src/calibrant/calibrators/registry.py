@@ -5,7 +5,7 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
-from calibrant.arguments import Registry, nearest, unknown
+from calibrant.arguments import Registry, check_known, unknown
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.bayesian_binning import BayesianBinning
 from calibrant.calibrators.ensemble import EnsembleTemperature
@@ -79,11 +79,5 @@ def create_calibrator(key: str, **options: Any) -> Calibrator:
     """
     if key not in CALIBRATORS:
         raise UnknownCalibratorError(unknown("calibrator", key, CALIBRATORS))
-    known = list(signature(CALIBRATORS[key]).parameters)
-    for name in options:
-        if name not in known:
-            takes = ", ".join(known) or "none"
-            raise TypeError(
-                f"calibrator {key!r} has no option {name!r}{nearest(name, known)}; it takes: {takes}"
-            )
+    check_known(f"calibrator {key!r}", options, signature(CALIBRATORS[key]).parameters)
     return CALIBRATORS[key](**options)

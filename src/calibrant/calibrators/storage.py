@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from calibrant.atomic import replace_file
-from calibrant.calibrators.base import Calibrator, FittedLayer, labels_without_state
+from calibrant.calibrators.base import Calibrator, FittedLayer, described, labels_without_state
 from calibrant.calibrators.registry import UnknownCalibratorError, create_calibrator
 from calibrant.sizes import MAX_CLASSES
 
@@ -60,18 +60,8 @@ def save_layer(
     """Write a fitted layer of the kind that ``what`` names. Otherwise as `save_calibrator`."""
     from safetensors.torch import save
 
-    classes = calibrator.fitted_classes()
-    labels = len(calibrator.labels) if calibrator.binary else 0
-    # A single label has the names of no and yes.
-    number = labels if labels > 1 else classes
-    names = _checked(calibrator.class_names if class_names is None else class_names, number)
-    description: dict[str, Any] = {
-        "method": calibrator.key,
-        "num_classes": classes,
-        "class_names": names,
-        "options": calibrator.options(),
-        **({"labels": labels, "unchanged": calibrator.unchanged} if labels else {}),
-    }
+    names = _checked(calibrator.class_names if class_names is None else class_names, calibrator)
+    description = {"method": calibrator.key, "class_names": names, **described(calibrator)}
     module = type(calibrator).__module__
     own = not module.startswith("calibrant.")
     if own:
@@ -168,9 +158,8 @@ def _restored(
     labels = int(description.get("labels", 0))
     if not 0 <= labels <= MAX_CLASSES:
         raise ValueError(f"it is for {labels:,} labels")
-    names = description.get("class_names")  # older files have none
-    layer.class_names = _checked(names, labels if labels > 1 else layer.num_classes)
     layer.expect_labels(labels, description.get("unchanged", labels_without_state(tensors, labels)))
+    layer.class_names = _checked(description.get("class_names"), layer)  # older files have none
     for part in layer.labels if labels else ():
         assert isinstance(part, FittedLayer)
         part.num_classes = layer.num_classes
@@ -229,9 +218,11 @@ def other_classes(found: Sequence[str] | None, expected: Sequence[str] | None) -
     return None
 
 
-def _checked(names: Sequence[str] | None, classes: int) -> tuple[str, ...] | None:
-    if names is not None and len(names) != classes:
-        raise ValueError(f"there are {len(names)} class_names for {classes} classes")
+def _checked(names: Sequence[str] | None, layer: FittedLayer) -> tuple[str, ...] | None:
+    """The names of the classes or labels, if known. A single label has the names of no and yes."""
+    number = max(2, _logits_each(layer))
+    if names is not None and len(names) != number:
+        raise ValueError(f"there are {len(names)} class_names for {number} classes")
     return None if names is None else tuple(map(str, names))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from calibrant.calibrators.base import NOT_FINITE, NOTHING_TO_FIT, Batches, Calibrator, FittedLayer
 from calibrant.kernels.workers import in_threads, threads_for
-from calibrant.layout import arrange, blocks, not_ignored, warn_of_probabilities
+from calibrant.layout import Elements, arrange, blocks, warn_of_probabilities
 from calibrant.warning import warn
 
 Block = tuple[Tensor, ...]
@@ -32,6 +31,7 @@ class HeldOut:
         batches: pairs of logits and target.
         ignore_index: the label of elements to leave out.
         in_memory: whether memory holds all batches, so that they need to be arranged only once.
+        possible: whether to leave out elements whose true class was given a probability of 0.
 
     Attributes:
         num_classes: K.
@@ -40,19 +40,22 @@ class HeldOut:
         ruled_out: the number of these elements whose true class was given a probability of 0.
     """
 
-    def __init__(self, batches: Batches, ignore_index: int = -100, *, in_memory: bool = False) -> None:
+    def __init__(
+        self, batches: Batches, ignore_index: int = -100, *, in_memory: bool = False, possible: bool = False
+    ) -> None:
         if isinstance(batches, Iterator):
             raise TypeError(
                 f"a fit reads the batches several times, but a {type(batches).__name__} can be read only "
                 "once: pass a list, a data loader or another iterable that starts anew"
             )
         self.batches, self.ignore_index, self.in_memory = batches, ignore_index, in_memory
+        self.possible = possible
         self._arranged: tuple[OfImages | None, list[list[Block]]] | None = None
         self.num_classes, self.samples, self.ruled_out = 0, 0, 0
         counts: Any = 0
         for logits, target in map(_pair, batches):
             # On a GPU a wrong label would end the process later.
-            elements = arrange(logits, target, ignore_index=ignore_index, look_at_labels=True)
+            elements = self._elements(logits, target, look_at_labels=True)
             classes = elements.logits.shape[1]
             if not self.num_classes:
                 warn_of_probabilities(logits)
@@ -74,10 +77,13 @@ class HeldOut:
         """The same data without the elements whose true class was given a probability of 0."""
         if not 0 < self.ruled_out < self.samples:
             return self
-        possible: Batches = _Possible(self.batches, self.ignore_index)
-        if self.in_memory:
-            possible = list(possible)
-        return HeldOut(possible, self.ignore_index, in_memory=self.in_memory)
+        return HeldOut(self.batches, self.ignore_index, in_memory=self.in_memory, possible=True)
+
+    def _elements(self, logits: Tensor, target: Tensor, *, look_at_labels: bool = False) -> Elements:
+        elements = arrange(logits, target, ignore_index=self.ignore_index, look_at_labels=look_at_labels)
+        if not self.possible:
+            return elements
+        return elements.with_changes(_valid=elements.valid & ~elements.ruled_out, all_valid=False)
 
     def sums(self, function: Callable[..., Sums], of_images: OfImages | None = None) -> list[Tensor]:
         """Add up what a function computes from blocks of the data, in one pass.
@@ -137,11 +143,11 @@ class HeldOut:
     def _read(self, of_images: OfImages | None) -> Iterator[list[Block]]:
         seen = 0
         for logits, target in self.batches:
-            elements = arrange(logits, target, ignore_index=self.ignore_index)
+            elements = self._elements(logits, target)
             parts = [elements.rows, elements.labels]
             if of_images is not None:
                 values = of_images(logits.detach()).view(-1, *(1,) * (target.ndim - 1)).expand(target.shape)
-                parts.append(values[not_ignored(target, self.ignore_index)])
+                parts.append(values.flatten()[elements.valid.flatten()])
             seen += len(parts[1])
             if len(parts[1]):
                 chunks = [chunk for chunk, _ in blocks(parts[0].shape, logits.device)]
@@ -164,20 +170,6 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
         raise TypeError(f"batches must be pairs (logits, target), got a {type(batch).__name__}{size}")
     logits, target = batch
     return logits, target
-
-
-@dataclass(frozen=True)
-class _Possible:
-    """Batches without the elements whose true class was given a probability of 0."""
-
-    batches: Batches
-    ignore_index: int
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for logits, target in self.batches:
-            elements = arrange(logits, target, ignore_index=self.ignore_index)
-            possible = ~elements.ruled_out[elements.valid]
-            yield elements.rows[possible], elements.labels[possible]
 
 
 class FittedInPasses(FittedLayer):

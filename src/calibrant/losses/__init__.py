@@ -136,12 +136,7 @@ def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
     if key not in LOSSES:
         raise ValueError(arguments.unknown("loss", key, LOSSES))
     valid = LOSSES[key].hyperparameters()
-    for name in hyperparameters:
-        if name not in valid:
-            raise TypeError(
-                f"loss {key!r} has no hyper-parameter {name!r}{arguments.nearest(name, valid)}; "
-                f"it takes: {', '.join(valid)}"
-            )
+    arguments.check_known(f"loss {key!r}", hyperparameters, valid, "hyper-parameter")
     loss = LOSSES[key](num_classes, **hyperparameters)
     for name, value in hyperparameters.items():  # as a loss from outside the package may not check
         if isinstance(value, str) and valid[name].annotation in _NUMBERS:

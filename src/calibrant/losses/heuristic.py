@@ -30,20 +30,11 @@ class ExcessStatistics(Statistics):
 
     Attributes:
         excess: ``(K,)``, summed ``max(0, max_j l_j - l_k - m)``.
+        squares: with ``evidence``, which needs standard errors, ``(K,)``: the summed square of this distance.
     """
 
     excess: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class ExcessMoments(ExcessStatistics):
-    """The same, with the squares that standard errors need.
-
-    Attributes:
-        excess_square: ``(K,)``, summed square of the distance beyond the margin.
-    """
-
-    excess_square: Tensor
+    squares: tuple[Tensor, ...] = ()
 
 
 class HeuristicMultipliers(ClassAdaptiveSmoothing):
@@ -113,26 +104,22 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
         return self.lower_margin(self.margin / 2, f"a lower margin, such as {self.margin / 2:g}")
 
     def measure(self, elements: Elements) -> ExcessStatistics:
-        def excess(shifted: Tensor) -> tuple[Tensor]:
-            return (torch.rsub(shifted, -self.margin).relu(),)
-
-        if not self.evidence:
-            return ExcessStatistics(*sum_by_class(elements, excess))
         # Not in float32: the variance is a small difference of squares.
         dtype = sum_dtype(elements.logits.device)
 
-        def moments(shifted: Tensor) -> tuple[Tensor, Tensor]:
-            (distance,) = excess(shifted)
-            return distance, distance.to(dtype).square()
+        def sums(shifted: Tensor) -> tuple[Tensor, ...]:
+            distance = torch.rsub(shifted, -self.margin).relu()
+            return (distance, distance.to(dtype).square()) if self.evidence else (distance,)
 
-        return ExcessMoments(*sum_by_class(elements, moments))
+        samples, excess, *squares = sum_by_class(elements, sums)
+        return ExcessStatistics(samples, excess, tuple(squares))
 
     def update(self, statistics: Statistics) -> None:
         assert isinstance(statistics, ExcessStatistics)
         penalty = self.multiplier * statistics.excess / statistics.samples
         least = most = penalty
-        if isinstance(statistics, ExcessMoments):
-            error = error_of_mean(statistics.excess, statistics.excess_square, statistics.samples)
+        if statistics.squares:
+            error = error_of_mean(statistics.excess, statistics.squares[0], statistics.samples)
             reach = self.evidence * self.multiplier * error
             least, most = penalty - reach, penalty + reach
         before = self.previous_penalty

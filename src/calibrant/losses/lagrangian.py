@@ -28,23 +28,13 @@ class MarginStatistics(Statistics):
     Attributes:
         slope: ``(K,)``, summed slope of the penalty.
         violation: ``(K,)``, summed violation ``z``.
+        squares: with ``evidence``, which needs standard errors, ``(K,)`` each: the summed squares of the
+            slope minus the current λ and of the violation.
     """
 
     slope: Tensor
     violation: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class MarginMoments(MarginStatistics):
-    """The same, with the squares that standard errors need.
-
-    Attributes:
-        change_square: ``(K,)``, summed square of the slope minus the current λ.
-        violation_square: ``(K,)``, summed square of the violation.
-    """
-
-    change_square: Tensor
-    violation_square: Tensor
+    squares: tuple[Tensor, ...] = ()
 
 
 class AugmentedLagrangian(ClassAdaptiveSmoothing):
@@ -186,22 +176,21 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         term = self.margin_term().term(elements.logits)
         assert isinstance(term, MarginPenalty)
 
-        def slope_and_violation(shifted: Tensor) -> tuple[Tensor, Tensor]:
-            slope, violation = term.slope_and_violation(shifted)
-            return slope if self.clip == "mean" else slope.clamp(*self.multiplier_range), violation
-
-        if not self.evidence:
-            return MarginStatistics(*sum_by_class(elements, slope_and_violation))
         # Not in float32: the variance is a small difference of squares.
         dtype = sum_dtype(elements.logits.device)
         multiplier = self.multiplier if self.per == "all" else along_classes(self.multiplier, elements.logits)
 
-        def moments(shifted: Tensor) -> tuple[Tensor, ...]:
-            slope, violation = slope_and_violation(shifted)
+        def sums(shifted: Tensor) -> tuple[Tensor, ...]:
+            slope, violation = term.slope_and_violation(shifted)
+            if self.clip == "each":
+                slope = slope.clamp(*self.multiplier_range)
+            if not self.evidence:
+                return slope, violation
             change = slope.to(dtype) - multiplier.to(dtype)
             return slope, violation, change.square(), violation.to(dtype).square()
 
-        return MarginMoments(*sum_by_class(elements, moments))
+        samples, slope, violation, *squares = sum_by_class(elements, sums)
+        return MarginStatistics(samples, slope, violation, tuple(squares))
 
     def update(self, statistics: Statistics) -> None:
         assert isinstance(statistics, MarginStatistics)
@@ -209,7 +198,7 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         if self.per == "all":
             slope, violation = slope.mean(), violation.mean()
         limit = self.required_decrease * self.previous_violation.clamp_min(0)
-        if isinstance(statistics, MarginMoments):
+        if statistics.squares:
             error_of_slope, error_of_violation = self._errors(statistics)
             slope = self.multiplier + beyond(slope - self.multiplier, error_of_slope, self.evidence)
             limit = limit + self.evidence * error_of_violation
@@ -220,10 +209,9 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         self.previous_violation.copy_(violation)
         self.multiplier.copy_(slope.clamp(*self.multiplier_range))
 
-    def _errors(self, moments: MarginMoments) -> tuple[Tensor, Tensor]:
+    def _errors(self, statistics: MarginStatistics) -> tuple[Tensor, Tensor]:
         """The standard errors of the mean slope and of the mean violation."""
-        count = moments.samples
-        change = moments.slope - count * self.multiplier
-        slope = error_of_mean(change, moments.change_square, count)
-        violation = error_of_mean(moments.violation, moments.violation_square, count)
+        count, (change_square, violation_square) = statistics.samples, statistics.squares
+        slope = error_of_mean(statistics.slope - count * self.multiplier, change_square, count)
+        violation = error_of_mean(statistics.violation, violation_square, count)
         return (slope, violation) if self.per == "class" else (slope.mean(), violation.mean())

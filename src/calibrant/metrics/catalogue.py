@@ -29,7 +29,7 @@ from calibrant.metrics.calibration import (
     sweep_ece_of,
 )
 from calibrant.metrics.predictions import Predictions
-from calibrant.metrics.scores import brier_parts, kde_ece, nll_parts
+from calibrant.metrics.scores import kde_ece, split_parts, tempered_brier, tempered_nll
 from calibrant.metrics.selective import (
     RiskCoverage,
     augrc_of,
@@ -278,13 +278,13 @@ _METRICS: dict[str, Metric] = {
         "NLL, calibration part",
         "How much NLL one temperature for all logits would save.",
         streamed=False,
-        function=lambda predictions, options: nll_parts(predictions)[0],
+        function=lambda predictions, options: split_parts(predictions, tempered_nll)[0],
     ),
     "nll_refinement": _score(
         "NLL, refinement part",
         "The NLL that is left with the best temperature.",
         streamed=False,
-        function=lambda predictions, options: nll_parts(predictions)[1],
+        function=lambda predictions, options: split_parts(predictions, tempered_nll)[1],
     ),
     "brier": _score(
         "Brier",
@@ -301,13 +301,13 @@ _METRICS: dict[str, Metric] = {
         "Brier, calibration part",
         "How much Brier score one temperature for all logits would save.",
         streamed=False,
-        function=lambda predictions, options: brier_parts(predictions)[0],
+        function=lambda predictions, options: split_parts(predictions, tempered_brier)[0],
     ),
     "brier_refinement": _score(
         "Brier, refinement part",
         "The Brier score that is left with the best temperature.",
         streamed=False,
-        function=lambda predictions, options: brier_parts(predictions)[1],
+        function=lambda predictions, options: split_parts(predictions, tempered_brier)[1],
     ),
     "ece": _error(
         "ECE", "The mean gap between confidence and accuracy over equally wide bins of confidence.", ece_of

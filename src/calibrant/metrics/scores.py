@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -85,7 +85,7 @@ def nll_split(source: Source, target: Tensor | None = None, *, ignore_index: int
     >>> round(split.temperature, 3), round(split.refinement, 4)
     (3.641, 0.5623)
     """
-    return _split(as_predictions(source, target, ignore_index), tempered_nll, _nll_slope)
+    return _split(as_predictions(source, target, ignore_index), tempered_nll)
 
 
 def brier_split(source: Source, target: Tensor | None = None, *, ignore_index: int = -100) -> Split:
@@ -97,7 +97,7 @@ def brier_split(source: Source, target: Tensor | None = None, *, ignore_index: i
     >>> round(split.temperature, 3), round(split.refinement, 4)
     (3.641, 0.375)
     """
-    return _split(as_predictions(source, target, ignore_index), tempered_brier, _brier_slope)
+    return _split(as_predictions(source, target, ignore_index), tempered_brier)
 
 
 @torch.no_grad()
@@ -134,26 +134,20 @@ def kde_ece(
     return float(torch.cat(errors).mean())
 
 
-def nll_parts(predictions: Predictions) -> tuple[Tensor, Tensor]:
-    """The contributions of each element to the parts of `nll_split`, ``(N,)`` each."""
-    left = tempered_nll(predictions, nll_split(predictions).temperature)
-    return tempered_nll(predictions, 1.0) - left, left
+_Score = Callable[[Predictions, float], tuple[Tensor, Tensor]]
 
 
-def brier_parts(predictions: Predictions) -> tuple[Tensor, Tensor]:
-    """The contributions of each element to the parts of `brier_split`, ``(N,)`` each."""
-    left = tempered_brier(predictions, brier_split(predictions).temperature)
-    return tempered_brier(predictions, 1.0) - left, left
+def split_parts(predictions: Predictions, score: _Score) -> tuple[Tensor, Tensor]:
+    """The contributions of each element to the parts of `nll_split` or `brier_split`, ``(N,)`` each."""
+    left, _ = score(predictions, _split(predictions, score).temperature)
+    return score(predictions, 1.0)[0] - left, left
 
 
-_Score = Callable[[Predictions, float], Tensor]
-
-
-def _split(predictions: Predictions, score: _Score, slope: Callable[[Predictions, float], float]) -> Split:
+def _split(predictions: Predictions, score: _Score) -> Split:
     known = predictions.derived  # the search takes about ten passes, and several metrics need its result
     if score not in known:
-        temperature = 1 / _root(lambda sharpness: slope(predictions, sharpness))
-        before, after = (float(score(predictions, t).mean()) for t in (1.0, temperature))
+        temperature = 1 / _root(lambda sharpness: float(score(predictions, 1 / sharpness)[1].mean()))
+        before, after = (float(score(predictions, t)[0].mean()) for t in (1.0, temperature))
         if after > before:  # by rounding, or in another local optimum
             temperature, after = 1.0, before
         known[score] = Split(before - after, after, temperature)
@@ -178,46 +172,41 @@ def _root(function: Callable[[float], float]) -> float:
     return math.exp(brentq(at, sign * near, sign * far, xtol=1e-7))
 
 
-def _blocks(predictions: Predictions) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits minus their maximum ``(n, K)`` and labels ``(n, 1)``, block by block."""
-    step = max(1, _BLOCK // predictions.num_classes)
-    parts = (torch.split(values, step) for values in (predictions.rows, predictions.label))
-    for rows, label in zip(*parts, strict=True):
-        yield rows - rows.amax(1, keepdim=True), label.unsqueeze(1)
+def tempered_nll(predictions: Predictions, temperature: float) -> tuple[Tensor, Tensor]:
+    """The NLL of each element with its logits divided by T, and its derivative by 1/T, ``(N,)`` each."""
+
+    def score(shifted: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = shifted / temperature
+        at_label, exponential = scaled.gather(1, label).squeeze(1), scaled.exp_()
+        total = exponential.sum(1)
+        mean = (exponential * shifted).sum(1, dtype=torch.float64) / total
+        return total.log() - at_label, mean - shifted.gather(1, label).squeeze(1)
+
+    return _in_blocks(predictions, score)
 
 
-def tempered_nll(predictions: Predictions, temperature: float) -> Tensor:
-    """The NLL of each element with its logits divided by a temperature, ``(N,)``."""
-    parts = [-(s / temperature).log_softmax(1).gather(1, y).squeeze(1) for s, y in _blocks(predictions)]
-    return torch.cat(parts).double()
+def tempered_brier(predictions: Predictions, temperature: float) -> tuple[Tensor, Tensor]:
+    """The Brier score of each element, and its derivative, as `tempered_nll`."""
 
-
-def tempered_brier(predictions: Predictions, temperature: float) -> Tensor:
-    """The Brier score of each element with its logits divided by a temperature, ``(N,)``."""
-    parts = [_residual(s, y, 1 / temperature)[1].square().sum(1) for s, y in _blocks(predictions)]
-    return torch.cat(parts).double() / (2 if predictions.binary else 1)
-
-
-def _residual(shifted: Tensor, label: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
-    """Softmax ``s``, and ``s - 1_y``."""
-    probability = (shifted * sharpness).softmax(1)
-    return probability, probability.scatter_add(1, label, probability.new_full(label.shape, -1.0))
-
-
-def _nll_slope(predictions: Predictions, sharpness: float) -> float:
-    """``d NLL / d sharpness`` with sharpness 1/T; increasing, since the NLL is convex."""
-    total = 0.0
-    for shifted, label in _blocks(predictions):
-        mean = ((shifted * sharpness).softmax(1) * shifted).sum(1, dtype=torch.float64)
-        total += float((mean - shifted.gather(1, label).squeeze(1)).sum())
-    return total / predictions.samples
-
-
-def _brier_slope(predictions: Predictions, sharpness: float) -> float:
-    total = 0.0
-    for shifted, label in _blocks(predictions):
-        probability, residual = _residual(shifted, label, sharpness)
+    def score(shifted: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        probability = (shifted / temperature).softmax(1)
+        residual = probability.scatter_add(1, label, probability.new_full(label.shape, -1.0))
         product = probability * residual
         pull = product - probability * product.sum(1, keepdim=True)
-        total += 2 * float((pull * shifted).sum(dtype=torch.float64))
-    return total / predictions.samples
+        return residual.square().sum(1), 2 * (pull * shifted).sum(1, dtype=torch.float64)
+
+    values, slopes = _in_blocks(predictions, score)
+    return values / (2 if predictions.binary else 1), slopes
+
+
+def _in_blocks(
+    predictions: Predictions, score: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """A score and its derivative, from logits minus their maximum ``(n, K)`` and labels ``(n, 1)``."""
+    step = max(1, _BLOCK // predictions.num_classes)
+    blocks = (torch.split(values, step) for values in (predictions.rows, predictions.label))
+    found = [
+        score(rows - rows.amax(1, keepdim=True), y.unsqueeze(1)) for rows, y in zip(*blocks, strict=True)
+    ]
+    values, slopes = zip(*found, strict=True)
+    return torch.cat(values).double(), torch.cat(slopes)

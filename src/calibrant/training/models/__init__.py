@@ -94,13 +94,8 @@ def create_model(
     arguments.whole_number("num_classes", num_classes)
     factory = model_factory(name)
     named, takes_any = _options(factory)
-    for option in options:
-        if option not in named and not takes_any:
-            known = [*named, "weights", "replace_head"]
-            raise TypeError(
-                f"model {name!r} has no option {option!r}{arguments.nearest(option, known)}; "
-                f"it takes: {', '.join(known)}"
-            )
+    if not takes_any:
+        arguments.check_known(f"model {name!r}", options, [*named, "weights", "replace_head"])
     given = {option: about[option] for option in named if option in about} | options
     missing = [option for option, required in named.items() if required and option not in given]
     if missing:

@@ -121,12 +121,7 @@ def smp_model(
     if not encoder_name.startswith("tu-"):
         # Only timm encoders take further options; all others ignore unknown ones without a word.
         accepted = [option for option in inspect.signature(kind).parameters if option != "kwargs"]
-        for option in options:
-            if option not in accepted:
-                raise TypeError(
-                    f"{name} has no option {option!r}{arguments.nearest(option, accepted)}; "
-                    f"it takes: {', '.join(accepted)}"
-                )
+        arguments.check_known(name, options, accepted)
     in_file = encoder_weights is not None and Path(encoder_weights).suffix in SUFFIXES
     encoder = {"encoder_name": encoder_name, "encoder_weights": None if in_file else encoder_weights}
     model = _built(name, partial(kind, classes=num_classes, **encoder), options)
