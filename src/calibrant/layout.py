@@ -127,7 +127,8 @@ class Elements:
     def ruled_out(self) -> Tensor:
         """True where the true class had a probability of 0 before `as_logits`, ``(A[, S])``."""
         logits = self.logits.detach()
-        true = logits.gather(1, self.target.unsqueeze(1))
+        # In 16 bits, other numbers are as near.
+        true = logits.gather(1, self.target.unsqueeze(1)).to(computing_dtype(logits))
         near = (true - LOGIT_OF_ZERO).abs() < 1e-4
         if logits.shape[1] == 2:  # a single logit is the difference of two
             near |= (true - logits.amax(1, keepdim=True) - LOGIT_OF_ZERO).abs() < 1e-4
@@ -411,13 +412,13 @@ def as_decisions(logits: Tensor, target: Tensor, *, soft: bool = False) -> tuple
                 "targets have no meaning here"
             )
         return pairs, torch.stack([1 - target, target], 1)
-    return pairs, target.long() if target.dtype == torch.bool else target
+    return pairs, target.long()
 
 
 def answers(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """As `as_decisions`, with an error unless all labels are 0, 1 or ignored."""
     logits, target = as_decisions(logits, target)
-    valid = target[not_ignored(target, ignore_index)]
+    valid = target[target != ignore_index]
     low, high = map(int, torch.aminmax(valid)) if valid.numel() else (0, 1)
     if low < 0 or high > 1:
         raise ValueError(

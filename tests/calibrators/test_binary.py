@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import warnings
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from calibrant.calibrators import (
     save_calibrator,
 )
 from calibrant.calibrators.base import UnchangedLabelsWarning
+from calibrant.evaluation import evaluate
 
 
 def decisions(*shape: int) -> tuple[Tensor, Tensor]:
@@ -169,6 +171,57 @@ def test_files_and_states_of_version_0_1(tmp_path: Path) -> None:
     assert description.pop("unchanged") == [1]
     save_file(tensors, path, metadata=header | {"calibrator": json.dumps(description)})
     assert torch.equal(load_calibrator(path)(logits), calibrator(logits))
+
+    expected = calibrator(logits)
+    del calibrator.unchanged
+    for part in calibrator.labels:
+        del part.unchanged
+    assert torch.equal(pickle.loads(pickle.dumps(calibrator))(logits), expected)
+
+
+@pytest.mark.parametrize("unchanged", [[0, 1], [1, 99]])
+def test_files_that_leave_out_what_was_learned_are_damaged(unchanged: list[int], tmp_path: Path) -> None:
+    logits, target = decisions(200, 3)
+    target[:, 1] = 0
+    path = tmp_path / "c.safetensors"
+    with pytest.warns(UnchangedLabelsWarning):
+        save_calibrator(Temperature().fit(logits, target, binary=True), path)
+    with safe_open(path, framework="pt") as file:
+        header, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    description = json.loads(header["calibrator"]) | {"unchanged": unchanged}
+    save_file(tensors, path, metadata=header | {"calibrator": json.dumps(description)})
+    with pytest.raises(ValueError, match="damaged calibrator: ValueError it leaves the labels"):
+        load_calibrator(path)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool])
+def test_answers_of_any_type(kind: torch.dtype) -> None:
+    logits, target = decisions(200, 3)
+    expected = Temperature().fit(logits, target, binary=True)(logits)
+    assert torch.equal(Temperature().fit(logits, target.to(kind), binary=True)(logits), expected)
+    found = evaluate(logits, target.to(kind), binary=True, resamples=0)
+    assert found == evaluate(logits, target, binary=True, resamples=0)
+
+
+def test_156_is_no_answer_in_8_bits() -> None:
+    logits, target = decisions(200, 3)
+    target[3, 1] = 156  # -100 in 8 bits
+    with pytest.raises(ValueError, match=r"the target holds 0 and 1.* got labels from 0 to 156"):
+        Temperature().fit(logits, target.to(torch.uint8), binary=True)
+
+
+def test_an_answer_may_be_ignored() -> None:
+    logits, target = decisions(200, 2)
+    with pytest.warns(UnchangedLabelsWarning, match="labels 0, 1: the same answer"):
+        calibrator = Temperature().fit(logits, target, binary=True, ignore_index=1)
+    assert calibrator.unchanged == (0, 1)
+
+
+def test_logits_of_labels_with_one_answer_must_be_finite() -> None:
+    logits, target = decisions(200, 2)
+    target[:, 1], logits[7, 1] = 0, torch.nan
+    with pytest.raises(ValueError, match="label 1: logits hold NaN or infinite numbers"):
+        Temperature().fit(logits, target, binary=True)
 
 
 def test_a_networks_own_state_leaves_the_labels_as_they_are() -> None:

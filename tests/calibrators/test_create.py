@@ -206,14 +206,50 @@ class Scaled(Calibrator):
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (lambda rows: rows[:, :1], r"Scaled.transform must return logits of shape \(3, 4\), got \(3, 1\)"),
-        (lambda rows: rows.tolist(), r"Scaled.transform must return logits of shape \(3, 4\), got list"),
-        (lambda rows: rows / rows, r"Scaled.transform must return logits, .* got NaN for logits of 0"),
+        (lambda rows: rows[:, :1], r"floating-point logits of shape \(3, 4\), got .* of shape \(3, 1\)"),
+        (lambda rows: rows > 0, r"floating-point logits of shape \(3, 4\), got torch.bool of shape \(3, 4\)"),
+        (lambda rows: rows.tolist(), r"Scaled.transform must return logits, got list"),
+        (lambda rows: rows.sqrt(), r"Scaled.transform must return logits, .* got NaN for logits such as \["),
     ],
 )
 def test_what_a_transform_must_return(result: Callable[[Tensor], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Scaled(result=result).fit(torch.randn(20, 4), torch.arange(20) % 4)
+    with pytest.raises(ValueError, match=r"logits of shape \(4, 3\), got"):
+        Scaled(result=lambda rows: rows.T).fit(torch.randn(20, 3), torch.arange(20) % 3)
+
+
+def test_a_transform_need_not_take_equal_logits() -> None:
+    calibrator = Scaled(result=lambda rows: rows / rows.std(1, keepdim=True))
+    assert calibrator.fit(torch.randn(20, 4), torch.arange(20) % 4).num_classes == 4
+
+
+def test_an_error_of_a_fit_keeps_the_one_before() -> None:
+    class Own(Scaled):
+        def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+            self.learn("scale", rows.std())
+
+        def transform(self, rows: Tensor) -> Tensor:
+            return rows[:, :4] * self.learned("scale", rows)
+
+    calibrator = Own().fit(torch.randn(20, 4), torch.arange(20) % 4)
+    before = str(calibrator), calibrator.state_dict()
+    with pytest.raises(ValueError, match="must return floating-point logits"):
+        calibrator.fit(torch.randn(20, 6), torch.arange(20) % 6)
+    assert str(calibrator) == before[0]
+    assert all(torch.equal(calibrator.state_dict()[name], value) for name, value in before[1].items())
+
+
+def test_what_was_learned_may_be_a_parameter() -> None:
+    class Own(Scaled):
+        def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+            self.weight = torch.nn.Parameter(torch.tensor(2.0))
+
+        def transform(self, rows: Tensor) -> Tensor:
+            return rows * self.learned("weight", rows)
+
+    logits = torch.randn(20, 4)
+    assert torch.equal(Own().fit(logits, torch.arange(20) % 4)(logits), 2 * logits)
 
 
 def test_what_was_not_learned_or_kept_is_named() -> None:

@@ -306,12 +306,12 @@ def test_texts_in_place_of_the_numbers_of_a_loss_from_outside(monkeypatch: pytes
     class Unchecked(CrossEntropy):
         def __init__(self, num_classes: int, *, eps: float = 0.1, **options: Any) -> None:
             super().__init__(num_classes, **options)
-            self.eps = eps
+            self.eps = -eps
 
     monkeypatch.setitem(LOSSES, "own", Unchecked)
-    with pytest.raises(TypeError, match="loss 'own': eps must be a number, got 'x'"):
+    with pytest.raises(ValueError, match="eps must be a number, got 'x'"):
         create_loss("own", 3, eps="x")
-    assert create_loss("own", 3, eps=0.5).options()["eps"] == 0.5
+    assert create_loss("own", 3, eps=0.5).options()["eps"] == -0.5
 
 
 def test_options_must_be_keyword_only() -> None:

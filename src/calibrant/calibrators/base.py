@@ -6,8 +6,8 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
 from typing import Any, ClassVar, Self
 
@@ -82,6 +82,11 @@ class FittedLayer(nn.Module, ABC):
         self.class_names: tuple[str, ...] | None = None
         self.unchanged: tuple[int, ...] = ()
 
+    @property
+    def from_calibrant(self) -> bool:
+        """Whether the class is calibrant's own, and not a user's."""
+        return type(self).__module__.startswith("calibrant.")
+
     @abstractmethod
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
         """Learn from float64 logits ``(N, K)`` and labels ``(N,)``, N at least 1."""
@@ -111,10 +116,24 @@ class FittedLayer(nn.Module, ABC):
     def _fit(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
         """Fit to logits of classes."""
         rows, labels = valid_rows(logits, target, ignore_index)
-        with torch.no_grad():
+        with self._as_before_on_error(), torch.no_grad():
             self.fit_rows(rows, labels)
-        self.fitted_to(labels.bincount(minlength=rows.shape[1]))
+            self.fitted_to(labels.bincount(minlength=rows.shape[1]))
+            self.check_results(rows)
         return self
+
+    @contextmanager
+    def _as_before_on_error(self) -> Iterator[None]:
+        before = {**vars(self), "_buffers": dict(self._buffers), "_modules": dict(self._modules)}
+        try:
+            yield
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    def check_results(self, rows: Tensor) -> None:
+        """Raise an error if the layer, just fitted to these logits ``(N, K)``, returns anything of no use."""
 
     @property
     def binary(self) -> bool:
@@ -126,7 +145,7 @@ class FittedLayer(nn.Module, ABC):
         pairs, target = answers(logits, target, ignore_index)
         if pairs.ndim == 2:
             pairs, target = pairs.unsqueeze(2), target.unsqueeze(1)
-        constant = _constant_labels(target)
+        constant = _constant_labels(target, ignore_index)
         # The two names of a single label are those of its answers.
         named = self.class_names if pairs.shape[2] > 1 else None
 
@@ -137,18 +156,20 @@ class FittedLayer(nn.Module, ABC):
         for number in range(pairs.shape[2]):
             calibrator = type(self)(**self.options())
             fitted.append(calibrator)
-            if number in constant:
-                calibrator.num_classes = 2
-                continue
+            of_label = pairs[:, :, number], target[:, number], ignore_index
             with warnings.catch_warnings(record=True, action="always") as caught:
                 try:
-                    calibrator._fit(pairs[:, :, number], target[:, number], ignore_index)
+                    if number in constant:
+                        valid_rows(*of_label)
+                        calibrator.num_classes = 2
+                    else:
+                        calibrator._fit(*of_label)
                 except ValueError as problem:
                     raise ValueError(f"{labels_of([number])}: {problem}") from None
             for found in dict.fromkeys((str(each.message), each.category) for each in caught):
                 concerned[found].append(number)
         for (message, category), numbers in concerned.items():  # once each, however many labels it is about
-            of_all = len(numbers) == len(fitted) - len(constant)
+            of_all = len(numbers) >= len(fitted) - len(constant)
             where = "" if of_all else f"{labels_of(numbers)}: "
             warning = category(f"{where}{message}")
             if isinstance(warning, BoundWarning):
@@ -205,12 +226,12 @@ class FittedLayer(nn.Module, ABC):
 
     def learned(self, name: str, like: Tensor) -> Tensor:
         """Learned state in another tensor's type and on its device."""
-        if name not in self._buffers:
+        value = getattr(self, name, None)
+        if not isinstance(value, Tensor):
             raise RuntimeError(
                 f"{type(self).__name__} has learned no {name!r}: call self.learn({name!r}, value) in fit_rows"
             )
-        buffer: Tensor = getattr(self, name)
-        return buffer.to(like.device, like.dtype)
+        return value.to(like.device, like.dtype)
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments this was created with."""
@@ -296,6 +317,13 @@ class FittedLayer(nn.Module, ABC):
             own = {key.removeprefix(prefix) for key in state_dict if key.startswith(prefix)}
             self.unchanged = labels_without_state(own, len(self.labels))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickle; those of version 0.1 do not have `unchanged`."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if "unchanged" not in state:
+            names = [name for name, _ in self.named_buffers()]
+            self.unchanged = labels_without_state(names, len(self.labels)) if self.binary else ()
+
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
         return self
@@ -334,8 +362,6 @@ class Calibrator(FittedLayer):
         """Finish a fit; warn of classes without elements, and of data with a single class."""
         names = self.class_names
         super().fitted_to(counts)
-        if not type(self).__module__.startswith("calibrant."):
-            self._check_transform(len(counts), counts.device)
         present = counts.nonzero().flatten().tolist()
         absent = (counts == 0).nonzero().flatten().tolist()
         if len(present) == 1:
@@ -351,17 +377,24 @@ class Calibrator(FittedLayer):
                 "with one parameter for all classes, such as temperature"
             )
 
-    def _check_transform(self, classes: int, device: torch.device) -> None:
-        """Refuse a `transform` that returns anything but logits: broadcasting would hide it."""
-        rows = torch.zeros(3, classes, dtype=torch.float64, device=device)
-        with torch.no_grad():
-            found = self.transform(rows)
-        name = f"{type(self).__name__}.transform"
-        if not isinstance(found, Tensor) or found.shape != rows.shape:
-            shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(f"{name} must return logits of shape {tuple(rows.shape)}, got {shown}")
+    def check_results(self, rows: Tensor) -> None:
+        """Refuse a user's `transform` that returns anything but logits: broadcasting would hide it."""
+        if self.from_calibrant:
+            return
+        rows = rows[: 3 if rows.shape[1] != 3 else 4]  # not as many as classes: rows are no columns
+        found, name = self.transform(rows), f"{type(self).__name__}.transform"
+        if not isinstance(found, Tensor):
+            raise ValueError(f"{name} must return logits, got {type(found).__name__}")
+        if found.shape != rows.shape or not found.is_floating_point():
+            raise ValueError(
+                f"{name} must return floating-point logits of shape {tuple(rows.shape)}, got {found.dtype} "
+                f"of shape {tuple(found.shape)}"
+            )
         if found.isnan().any():
-            raise ValueError(f"{name} must return logits, -inf for probability 0; got NaN for logits of 0")
+            example = [round(logit, 4) for logit in rows[0].tolist()]
+            raise ValueError(
+                f"{name} must return logits, -inf for probability 0; got NaN for logits such as {example}"
+            )
 
     def forward(self, logits: Tensor) -> Tensor:
         """Calibrate logits ``(B, K, *S)``; float64 for float64 logits, else float32.
@@ -393,9 +426,8 @@ class Calibrator(FittedLayer):
         if logits.ndim == 1:
             pairs = pairs.unsqueeze(2)
         pairs = pairs.to(computing_dtype(logits))
-        unchanged = set(self.unchanged)
         calibrated = [
-            pairs[:, :, label] if label in unchanged else calibrator(pairs[:, :, label])
+            pairs[:, :, label] if label in self.unchanged else calibrator(pairs[:, :, label])
             for label, calibrator in enumerate(self.labels)
         ]
         return torch.stack([each[:, 1] - each[:, 0] for each in calibrated], 1).view(logits.shape)
@@ -438,16 +470,15 @@ def labels_without_state(names: Iterable[str], number: int) -> tuple[int, ...]:
     return tuple(label for label in range(number) if str(label) not in found)
 
 
-def _constant_labels(target: Tensor) -> list[int]:
+def _constant_labels(target: Tensor, ignore_index: int) -> list[int]:
     """The labels of ``(B, L, *S)`` that are always 0 or always 1.
 
-    >>> _constant_labels(torch.tensor([[0, 1, 0], [1, 1, -100]]))
+    >>> _constant_labels(torch.tensor([[0, 1, 0], [1, 1, -100]]), -100)
     [1, 2]
     """
+    columns = [column[column != ignore_index] for column in target.unbind(1)]
     return [
-        number
-        for number, column in enumerate(target.unbind(1))
-        if bool((column == 0).any()) != bool((column == 1).any())
+        number for number, column in enumerate(columns) if len(column) and bool((column == column[0]).all())
     ]
 
 

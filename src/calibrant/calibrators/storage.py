@@ -15,6 +15,7 @@ from torch import Tensor
 from calibrant.atomic import replace_file
 from calibrant.calibrators.base import Calibrator, FittedLayer, described, labels_without_state
 from calibrant.calibrators.registry import UnknownCalibratorError, create_calibrator
+from calibrant.printable import first_few
 from calibrant.sizes import MAX_CLASSES
 
 Layer = TypeVar("Layer", bound=FittedLayer)
@@ -62,15 +63,14 @@ def save_layer(
 
     names = _checked(calibrator.class_names if class_names is None else class_names, calibrator)
     description = {"method": calibrator.key, "class_names": names, **described(calibrator)}
-    module = type(calibrator).__module__
-    own = not module.startswith("calibrant.")
-    if own:
-        description["module"] = module  # loading imports nothing, but its error can name the module
+    if not calibrator.from_calibrant:
+        # Loading imports nothing, but its error can name the module.
+        description["module"] = type(calibrator).__module__
     tensors = {name: buffer.cpu().contiguous() for name, buffer in calibrator.named_buffers()}
     tensors = tensors or {"nothing": torch.zeros(1)}  # some readers refuse a file without tensors
     description["checksum"] = _checksum(tensors)
     written = json.dumps(description, default=_plain)
-    if own:
+    if not calibrator.from_calibrant:
         _check_read_back(calibrator, json.loads(written), tensors)
     replace_file(Path(path), save(tensors, metadata={"format": _format(what), "calibrator": written}))
 
@@ -158,7 +158,11 @@ def _restored(
     labels = int(description.get("labels", 0))
     if not 0 <= labels <= MAX_CLASSES:
         raise ValueError(f"it is for {labels:,} labels")
-    layer.expect_labels(labels, description.get("unchanged", labels_without_state(tensors, labels)))
+    possible = labels_without_state(tensors, labels)
+    unchanged = tuple(description.get("unchanged", possible))
+    if not set(unchanged) <= set(possible):
+        raise ValueError(f"it leaves the labels {first_few(unchanged)} as they are, but has numbers for them")
+    layer.expect_labels(labels, unchanged)
     layer.class_names = _checked(description.get("class_names"), layer)  # older files have none
     for part in layer.labels if labels else ():
         assert isinstance(part, FittedLayer)

@@ -6,12 +6,13 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from calibrant.arguments import in_range, true_or_false, unknown, whole_number
+from calibrant.arguments import check_known, in_range, true_or_false, unknown, whole_number
 from calibrant.calibrators.base import some_classes
 from calibrant.calibrators.storage import load_layer, save_layer
 from calibrant.calibrators.streaming import FittedInPasses, HeldOut
@@ -245,6 +246,7 @@ def create_conformal(key: str, **options: Any) -> ConformalSets:
     """
     if key not in CONFORMAL:
         raise ValueError(unknown("conformal sets", key, CONFORMAL))
+    check_known(f"conformal sets {key!r}", options, signature(CONFORMAL[key]).parameters)
     return CONFORMAL[key](**options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from calibrant import arguments
@@ -127,7 +128,7 @@ def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
         **hyperparameters: keyword arguments of the class of the loss.
 
     Raises:
-        ValueError: the key is unknown.
+        ValueError: the key is unknown, or a hyper-parameter has no value that the loss can take.
         TypeError: the loss has no such hyper-parameter.
 
     >>> create_loss("cals-alm", 10, margin=6, penalty="p2")
@@ -137,12 +138,8 @@ def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
         raise ValueError(arguments.unknown("loss", key, LOSSES))
     valid = LOSSES[key].hyperparameters()
     arguments.check_known(f"loss {key!r}", hyperparameters, valid, "hyper-parameter")
-    loss = LOSSES[key](num_classes, **hyperparameters)
-    for name, value in hyperparameters.items():  # as a loss from outside the package may not check
-        if isinstance(value, str) and valid[name].annotation in _NUMBERS:
-            raise TypeError(f"loss {key!r}: {name} must be a number, got {value!r}")
-    return loss
-
-
-_NUMBERS = (int, float, "int", "float")
-"""Annotations of numbers, as types or as text."""
+    for name, value in hyperparameters.items():  # a loss from outside the package may not check
+        types = set(re.findall(r"\w+", str(valid[name].annotation)))  # of a type or of its text
+        if isinstance(value, str) and types & {"int", "float"} and types <= {"class", "int", "float", "None"}:
+            raise ValueError(f"{name} must be a number, got {value!r}")
+    return LOSSES[key](num_classes, **hyperparameters)
