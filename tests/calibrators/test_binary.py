@@ -224,6 +224,18 @@ def test_logits_of_labels_with_one_answer_must_be_finite() -> None:
         Temperature().fit(logits, target, binary=True)
 
 
+def test_where_what_was_learned_is() -> None:
+    calibrator = Temperature()
+    with pytest.raises(AttributeError, match=r"no attribute 'temperature'; .* after fit\(logits, target\)"):
+        _ = calibrator.temperature
+    calibrator.fit(*decisions(200, 2), binary=True)
+    with pytest.raises(AttributeError, match=r"no attribute 'temperature'; .* \.labels\[0\]\.temperature"):
+        _ = calibrator.temperature
+    assert calibrator.labels[0].temperature > 1
+    with pytest.raises(AttributeError, match=r"no attribute 'temprature'$"):
+        _ = calibrator.temprature
+
+
 def test_a_networks_own_state_leaves_the_labels_as_they_are() -> None:
     logits, target = decisions(200, 3)
     target[:, 1] = 0

@@ -82,6 +82,20 @@ class FittedLayer(nn.Module, ABC):
         self.class_names: tuple[str, ...] | None = None
         self.unchanged: tuple[int, ...] = ()
 
+    def __getattr__(self, name: str) -> Any:
+        """What torch keeps for a module; the error tells where a learned number is."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            modules = vars(self).get("_modules", {})
+            if any(hasattr(label, name) for label in modules.get("labels", ())):
+                hint = f"each label has one of its own, such as .labels[0].{name}"
+            elif vars(self).get("num_classes") is None and not name.startswith("_"):
+                hint = "what it learns is there after fit(logits, target)"
+            else:
+                raise
+            raise AttributeError(f"{error}; {hint}", name=name, obj=self) from None
+
     @property
     def from_calibrant(self) -> bool:
         """Whether the class is calibrant's own, and not a user's."""
