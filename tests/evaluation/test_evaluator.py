@@ -1489,3 +1489,20 @@ def test_kde_over_images_is_refused() -> None:
     logits, target = batch(30)
     with pytest.raises(ValueError, match="kde_ece is computed for all elements together"):
         evaluate(logits[:, :, None], target[:, None], per_image=True, kde=True, resamples=0)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_labels_that_the_logits_do_not_predict_are_told(binary: bool) -> None:
+    classes = 2 if binary else 4
+    logits = torch.randn(600, classes, generator=torch.Generator().manual_seed(0))
+    target = logits.argmax(1)
+    target[:100] = 0
+    note = "the logits predict these labels no better than equal probabilities for all classes. Check that"
+    moved = (target + 1) % classes  # as labels that count from 1, or rows in another order
+    if binary:
+        logits = logits[:, 1] - logits[:, 0]
+    said, expected = (str(evaluate(logits, each, binary=binary, resamples=0)) for each in (moved, target))
+    assert note in said
+    assert note not in expected
+    few = evaluate(logits[:10], moved[:10], binary=binary, resamples=0)
+    assert note not in str(few)

@@ -1,5 +1,6 @@
 """The verdict of a report says what its figures say, and does not claim what was not tested."""
 
+import math
 from dataclasses import replace as changed_field
 from functools import cache
 
@@ -58,6 +59,13 @@ def test_a_temperature_that_may_save_nothing_is_not_recommended():
 def test_no_temperature_is_recommended_for_true_classes_with_a_probability_of_0():
     said = verdict.one_model(changed_field(of_logits(4.0), ruled_out=3, samples=6000))
     assert said.sentences[1].startswith("3 of 6,000 true classes have a probability of 0")
+    assert "would help" not in " ".join(said.sentences)
+
+
+def test_no_temperature_is_recommended_for_labels_in_another_order():
+    found = of_logits(4.0)
+    said = verdict.one_model(replace(found, nll_refinement=math.log(found.num_classes)))
+    assert said.sentences[1].startswith("Even with the best temperature, the logits predict these labels no")
     assert "would help" not in " ".join(said.sentences)
 
 

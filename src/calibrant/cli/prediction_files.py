@@ -289,7 +289,7 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
     """Print one evaluation, or a comparison of several; ``wide`` as for `print_table`."""
     from rich.console import Console
 
-    from calibrant.evaluation.figures import pixels_note, zeros_notes
+    from calibrant.evaluation.figures import data_notes, pixels_note
     from calibrant.reports.table_builders import evaluation_note, evaluation_table, with_groups
     from calibrant.reports.tables import print_table
 
@@ -298,7 +298,7 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
         table = with_groups(evaluation_table(evaluations, names, against="first"), evaluations)
         print_table(table, evaluation_note(evaluations), models_across=True, wide=wide)
         notes = [pixels_note(evaluations)] if any(each.dense for each in evaluations) else []
-        for note in filter(None, [*notes, *zeros_notes(evaluations)]):
+        for note in filter(None, [*notes, *data_notes(evaluations)]):
             say(f"Note: {note}")
     else:
         # In a file or a pipe nothing limits the width, and folded columns would be hard to read.

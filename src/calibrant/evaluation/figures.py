@@ -401,7 +401,7 @@ class Evaluation:
             table += "\n\n" + text_table(f"{len(worst)} of {len(self.labels)} labels", names, rows)
         notes = [intervals_note([self])] if self.intervals else []
         notes += [pixels_note([self])] if self.dense else []
-        return "\n".join([table, *filter(None, notes), *zeros_notes([self])])
+        return "\n".join([table, *filter(None, notes), *data_notes([self])])
 
     def __rich__(self) -> Text:
         from rich.text import Text
@@ -476,25 +476,54 @@ def _more_resamples(evaluation: Evaluation) -> int:
     return least if any(0 < len(drawn) < least for drawn in evaluation.replicates.values()) else 0
 
 
-def zeros_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> list[str]:
-    """A note for each evaluation with true classes of probability 0: how many, and what they add to its NLL.
+def data_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> list[str]:
+    """A note for each evaluation whose labels do not fit its logits: by their order, or by zeros.
 
     ``names`` replace those of the evaluations.
     """
     notes = []
     for each, name in zip(evaluations, names or [each.name for each in evaluations], strict=True):
-        if not each.ruled_out:
-            continue
-        note = (
-            f"{each.ruled_out:,} of {each.samples:,} true classes have a probability of 0, which counts as "
-            f"1.2e-38 and costs {-LOGIT_OF_ZERO:.1f} in NLL"
-        )
-        if not each.per_image:  # what they add to a mean over images depends on the sizes of theirs
-            note += f": together {_added_by_zeros(each):.2g} of the mean"
-            if zeros_matter(each):
-                note += ". They would dominate the fit of a temperature; ensemble-temperature leaves them out"
-        notes.append(f"{name}: {note}." if len(evaluations) > 1 else f"{note}.")
+        for note in filter(None, (_chance_note(each), _zeros_note(each))):
+            notes.append(f"{name}: {note}." if len(evaluations) > 1 else f"{note}.")
     return notes
+
+
+def _chance_note(evaluation: Evaluation) -> str:
+    if not predicts_by_chance(evaluation):
+        return ""
+    return (
+        "even with the best temperature, the logits predict these labels no better than equal probabilities "
+        "for all classes. Check that both are in the same order, and that labels count the classes from 0"
+    )
+
+
+def predicts_by_chance(evaluation: Evaluation) -> bool:
+    """Whether the logits, at the best temperature, are not significantly better than no logits at all."""
+    left = evaluation.metrics["nll_refinement"]
+    classes = 2 if evaluation.binary else evaluation.num_classes
+    if left is None or evaluation.per_image or evaluation.samples < _FEW:
+        return False
+    return 2 * evaluation.samples * (math.log(classes) - left) < _LIKELIHOOD_RATIO
+
+
+_FEW = 20
+_LIKELIHOOD_RATIO = 3.84  # the 95 % quantile of chi-squared with one degree of freedom
+
+
+def _zeros_note(evaluation: Evaluation) -> str:
+    """How many true classes have a probability of 0, and what they add to the NLL."""
+    if not evaluation.ruled_out:
+        return ""
+    note = (
+        f"{evaluation.ruled_out:,} of {evaluation.samples:,} true classes have a probability of 0, which "
+        f"counts as 1.2e-38 and costs {-LOGIT_OF_ZERO:.1f} in NLL"
+    )
+    if evaluation.per_image:  # what they add to a mean over images depends on the sizes of theirs
+        return note
+    note += f": together {_added_by_zeros(evaluation):.2g} of the mean"
+    if zeros_matter(evaluation):
+        note += ". They would dominate the fit of a temperature; ensemble-temperature leaves them out"
+    return note
 
 
 def zeros_matter(evaluation: Evaluation) -> bool:

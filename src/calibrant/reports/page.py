@@ -22,7 +22,7 @@ from calibrant.arguments import instance_of
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
 from calibrant.evaluation.comparison import Comparison
-from calibrant.evaluation.figures import intervals_note, of_same_data, pixels_note, zeros_notes
+from calibrant.evaluation.figures import data_notes, intervals_note, of_same_data, pixels_note
 from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
 from calibrant.printable import counted, printable
@@ -163,7 +163,7 @@ def render_report(
     binary = all(evaluation.binary for evaluation in evaluations)
     said = _verdict(evaluations, table, warning, summary, fitted)
     notes = [pixels_note(evaluations)] if pixels else []
-    notes = [*filter(None, notes), *zeros_notes(evaluations, names)]
+    notes = [*filter(None, notes), *data_notes(evaluations, names)]
     page = template("report.html.jinja")
     return page.render(
         title=title,

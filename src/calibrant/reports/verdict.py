@@ -8,7 +8,7 @@ from statistics import fmean
 
 from calibrant.evaluation import Evaluation, Reliability
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.evaluation.figures import LITTLE, zeros_matter, zeros_notes
+from calibrant.evaluation.figures import LITTLE, data_notes, predicts_by_chance, zeros_matter
 from calibrant.metrics import METRICS
 from calibrant.printable import NOT_INDEPENDENT, counted
 from calibrant.reports.table_builders import differences
@@ -243,8 +243,9 @@ def _test_words(evaluation: Evaluation) -> str:
 def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
     """What one temperature would save, if the evaluation knows it."""
     nll, saved = evaluation.nll, evaluation.nll_calibration
-    if zeros_matter(evaluation):  # the best temperature is theirs, and spoils the other elements
-        return zeros_notes([evaluation])
+    if predicts_by_chance(evaluation) or zeros_matter(evaluation):
+        # Of no use, or the best for zeros, which spoils the other elements.
+        return [_capital(note) for note in data_notes([evaluation])]
     if not nll or saved is None:
         return []
     share = f"{number_text(saved, False)} of an NLL of {number_text(nll, False)} ({100 * saved / nll:.0f} %)"
