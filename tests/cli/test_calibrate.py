@@ -161,6 +161,19 @@ def test_a_copy_of_the_file_is_the_same_data(tmp_path, file):
     )
 
 
+def test_rows_that_the_calibrator_was_fitted_to_are_counted(tmp_path, file):
+    logits, labels = data(0)
+    order = np.random.default_rng(0).permutation(len(labels))[: len(labels) // 2]
+    np.savez(tmp_path / "half.npz", logits=logits[order], labels=labels[order])
+    page, rows = tmp_path / "page.html", f"{len(order)} of the {len(order)} rows"
+    said = run_calibrate(file, "--test", tmp_path / "half.npz", "--report", page).stdout
+    assert f"also fitted to {rows} of half.npz, so the figures flatter it" in " ".join(said.split())
+    assert f"({rows} are the same, so the figures flatter it)." in page.read_text()
+    few = torch.arange(20).repeat(10)  # rows that are equal anyway
+    np.savez(tmp_path / "few.npz", logits=logits[few], labels=labels[few])
+    assert "flatter" not in run_calibrate(file, "--test", tmp_path / "few.npz").stdout
+
+
 def test_the_page_says_if_the_calibrator_was_fitted_to_the_evaluated_data(tmp_path, file):
     run_calibrate(file, "--report", tmp_path / "page.html", resamples=0)
     page = (tmp_path / "page.html").read_text()

@@ -89,6 +89,9 @@ def calibrate(
         # First, because data that cannot be evaluated need not be fitted.
         before = prediction_files.evaluate_file(evaluated, "before", loaded, options)
         fitted_to = loaded if same else prediction_files.load(held_out)
+        shared = 0
+        if not same and loaded is not None and fitted_to is not None:
+            shared = prediction_files.shared_rows(loaded, fitted_to)
         calibrator, ranking = _fit(held_out, named, fitted_to, folds=folds, seed=seed)
         after = prediction_files.evaluate_file(evaluated, "after", loaded, options, calibrator)
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
@@ -97,7 +100,10 @@ def calibrate(
 
             save_calibrator(calibrator, output, class_names=held_out.class_names)
         fitted = f"{prediction_files.in_words(calibrator)}, fitted to {held_out.path.name}"
-        flattered = " (the same data, so the figures flatter it)" if same else ""
+        flattered = ""
+        if same or shared:
+            what = "the same data" if same else f"{shared:,} of the {evaluated.rows:,} rows are the same"
+            flattered = f" ({what}, so the figures flatter it)"
         prediction_files.write_evaluations([before, after], report, json, fitted=fitted + flattered)
     if ranking is not None:
         from calibrant.reports.tables import listing, print_table
@@ -108,6 +114,11 @@ def calibrate(
             say(f"Note: {ranking.note}.")
     say(fitted)
     prediction_files.print_evaluations([before, after], wide=wide)
+    if shared:
+        say(
+            f"Note: the calibrator was also fitted to {shared:,} of the {evaluated.rows:,} rows of "
+            f"{evaluated.path.name}, so the figures flatter it; evaluate on other data."
+        )
     if same:
         say(
             "Note: the calibrator was fitted to these same data, so the figures flatter it; evaluate on "

@@ -36,6 +36,7 @@ EXACT_LIMIT = 1 << 30
 """The most bytes of logits that are loaded into memory by default."""
 
 _FEW = 4  # the most weights in a line of text
+_MOSTLY_DIFFERENT, _FEWEST_SHARED = 0.9, 10
 
 
 def load(file: PredictionFile, stream: bool | None = None) -> Batch | None:
@@ -257,6 +258,18 @@ def same_content(one: PredictionFile, other: PredictionFile) -> bool:
         path.samefile(copy) or filecmp.cmp(path, copy, shallow=False)
         for path, copy in zip(one.files, other.files, strict=True)
     )
+
+
+def shared_rows(one: Batch, other: Batch) -> int:
+    """How many rows of logits are also in other predictions.
+
+    0 if they are very few, or if rows are often equal anyway, as those of trees.
+    """
+    rows, known = ([row.tobytes() for row in logits.double().numpy()] for logits, _ in (one, other))
+    if len(set(rows)) < _MOSTLY_DIFFERENT * len(rows):
+        return 0
+    shared = sum(map(set(known).__contains__, rows))
+    return shared if shared >= _FEWEST_SHARED else 0
 
 
 def check_same_classes(first: PredictionFile, other: PredictionFile) -> None:
