@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrant import layout
-from calibrant.layout import along_classes, arrange, blocks, computing_dtype, warn_of_probabilities
+from calibrant.layout import along_classes, arrange, as_logits, blocks, computing_dtype, warn_of_probabilities
 
 CPU = torch.device("cpu")
 
@@ -470,3 +470,11 @@ def test_sigmoids_and_percentages_in_place_of_logits_are_noticed():
         torch.tensor([0.05, 0.5]) + 0.01 * logits[:, :2],
     ):
         warn_of_probabilities(harmless)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_low_logits_in_16_bits_are_no_zeros(kind: torch.dtype) -> None:
+    logits = torch.tensor([[0.0, -87.5], [0.0, -87.0], [-87.3125, 0.0]], dtype=kind)
+    elements = arrange(logits, torch.tensor([1, 1, 0]))
+    assert elements.ruled_out.tolist() == [False] * 3
+    assert arrange(as_logits(torch.tensor([[1.0, 0.0]])), torch.tensor([1])).ruled_out.tolist() == [True]
