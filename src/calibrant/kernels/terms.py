@@ -318,12 +318,10 @@ class LowerProbability:
         return weights
 
 
-Slope = tuple[Tensor, Factor]
-"""Slopes ``(A, K[, S])`` as a product of a tensor and a factor: a number, or one per class."""
-
-SumAndSlope = tuple[Tensor, Callable[[], Slope]]
-"""A penalty summed over classes, ``(A, 1[, S])``, and a function that returns its slopes. Call it once, after
-the sum: it may overwrite the tensors that the sum was computed from."""
+SumAndSlope = tuple[Tensor, Callable[[Factor], Tensor]]
+"""A penalty summed over classes, ``(A, 1[, S])``, and a function that returns its slopes ``(A, K[, S])``
+times a factor: a number, or one per class. Call it once, after the sum: it may overwrite the tensors that the
+sum was computed from."""
 
 PenaltyFunction = Callable[[Tensor, Callable[[], Tensor | None]], SumAndSlope]
 """A penalty with fixed parameters. It takes logits minus their maximum, ``(A, K[, S])``, and a function that
@@ -365,14 +363,11 @@ class MarginPenalty:
         value, slope_of = self.penalty(block.shifted, block.new)
 
         def dense(factor: Factor) -> Tensor:
-            slope, weight = slope_of()
-            unit = self.unit
-            if isinstance(factor, Tensor) or isinstance(unit, Tensor):
-                # One factor per element and one per class cannot be combined beforehand.
-                slope.mul_(weight / unit)
-                weight, unit = 1.0, 1.0
-            total = sum_over_classes(slope, weight) * (factor / unit)
-            return add_at_maximum(block, total, slope.mul_(weight * (-factor / unit)))
+            if isinstance(factor, Tensor):  # one per element, which cannot be combined with one per class
+                slope = slope_of(-1 / self.unit).mul_(factor)
+            else:
+                slope = slope_of(-factor / self.unit)
+            return add_at_maximum(block, -slope.sum(1, keepdim=True), slope)
 
         return Linearization(value, lambda factor: Gradient(dense=lambda: dense(factor)))
 
@@ -383,8 +378,7 @@ class MarginPenalty:
             violation = offset - shifted * scale
         else:
             violation = torch.rsub(shifted, offset, alpha=scale)
-        slope, weight = self.penalty(shifted, lambda: None)[1]()
-        return slope * weight, violation
+        return self.penalty(shifted, lambda: None)[1](1.0), violation
 
 
 class Discrimination:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.kernels import MarginPenalty, PenaltyFunction, Slope, SumAndSlope, Value, sum_over_classes
+from calibrant.kernels import Factor, MarginPenalty, PenaltyFunction, SumAndSlope, Value, sum_over_classes
 
 New = Callable[[], Tensor | None]
 
@@ -41,12 +41,7 @@ class Penalty:
 
     def slope(self, violation: Tensor, weight: Tensor, multiplier: Tensor) -> Tensor:
         """``∂P/∂z``, elementwise on broadcastable tensors."""
-
-        def select(result: SumAndSlope) -> Tensor:
-            slope, factor = result[1]()
-            return slope * factor
-
-        return self._elementwise(select, violation, weight, multiplier)
+        return self._elementwise(lambda result: result[1](1.0), violation, weight, multiplier)
 
     def _elementwise(self, select: Callable[[SumAndSlope], Tensor], *arguments: Tensor) -> Tensor:
         shape = sum(arguments[1:], arguments[0]).shape
@@ -90,7 +85,13 @@ def _phr(weight: Tensor, multiplier: Tensor, offset: Value, scale: Value) -> Pen
         change = torch.maximum(_per_class(x, factor, bias, lambda: out), least, out=out)
         square = torch.mul(change, change, out=new())
         value = sum_over_classes(square, half) + sum_over_classes(change, ratio)
-        return value, lambda: (change.add_(multiplier), 1.0)
+
+        def slope(by: Factor) -> Tensor:
+            if isinstance(by, Tensor):
+                return change.add_(multiplier).mul_(by)
+            return torch.add(multiplier * by, change, alpha=by, out=out)  # in one pass
+
+        return value, slope
 
     return evaluate
 
@@ -126,8 +127,11 @@ def _p2(weight: Tensor, multiplier: Tensor, offset: Value, scale: Value) -> Pena
         value = sum_over_classes(above, ratio) + sum_over_classes(square, ratio)
         value = value + sum_over_classes(cube, sixth) - sum_over_classes(below, ratio) - constant
 
-        def slope() -> Slope:
-            return below.square_().add_(above, alpha=2).mul_(multiplier).add_(square, alpha=0.5), 1.0
+        def slope(by: Factor) -> Tensor:
+            slope = below.square_().add_(above, alpha=2).mul_(multiplier * by)
+            if isinstance(by, Tensor):
+                return slope.add_(square.mul_(by), alpha=0.5)
+            return slope.add_(square, alpha=0.5 * by)
 
         return value, slope
 
@@ -143,7 +147,7 @@ def _p3(weight: Tensor, multiplier: Tensor, offset: Value, scale: Value) -> Pena
         above, below = branches(x, new)
         upper = torch.addcmul(above, above, above, out=new())
         value = sum_over_classes(upper, ratio) - sum_over_classes(below, ratio) - constant
-        return value, lambda: (below.square_().add_(above, alpha=2), multiplier)
+        return value, lambda by: below.square_().add_(above, alpha=2).mul_(multiplier * by)
 
     return evaluate
 
@@ -174,6 +178,6 @@ def hinge(margin: Value, multiplier: Tensor | None = None) -> PenaltyFunction:
             excess = torch.add(shifted, margin, out=out).clamp_max_(0)
         else:
             excess = torch.ops.aten.softshrink.out(shifted, margin, out=out)
-        return sum_over_classes(excess, factor), lambda: (excess.sign_(), factor)
+        return sum_over_classes(excess, factor), lambda by: excess.sign_().mul_(factor * by)
 
     return evaluate
