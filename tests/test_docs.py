@@ -228,6 +228,16 @@ def test_the_commands_for_using_a_model_run(programs, tmp_path):
     assert {"a.onnx", "a.pt2"} <= {path.name for path in tmp_path.iterdir()}
 
 
+def test_the_commands_for_conformal_sets_run(programs, tmp_path):
+    """In an empty folder; the table has the form that the page shows."""
+    text = (ROOT / "docs" / "after-calibration.md").read_text(encoding="utf-8")
+    printed = run_commands(text, programs, tmp_path).stdout
+    (shown,) = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    form = [re.sub(r"[\d.,]+", "0", line).split() for line in shown.splitlines()]
+    assert form == [re.sub(r"[\d.,]+", "0", line).split() for line in printed.splitlines()[-len(form) :]]
+    assert (tmp_path / "sets.safetensors").is_file()
+
+
 def test_the_commands_for_single_logits_run(programs, tmp_path):
     text = (ROOT / "docs" / "binary.md").read_text(encoding="utf-8")
     printed = run_commands(text, programs, tmp_path).stdout

@@ -25,7 +25,9 @@ def tune(
     by: options.By = "nll",
     prune: Annotated[
         bool,
-        typer.Option(help="Stop trials early that are worse than half of the others after as many epochs."),
+        typer.Option(
+            help="Stop a trial early if it is worse than the median of the others at the same epoch."
+        ),
     ] = True,
     output: Annotated[
         Path | None,
