@@ -349,7 +349,7 @@ def test_a_quantity_as_the_target_is_told(tmp_path):
         (varied(y=lambda n: "nan" if n == 4 else n % 2), {"target": "y"}, "row 5@: column 'y' has nothing"),
         (varied(y=lambda n: n / 2), {"target": "y"}, r"row 2@: column 'y' has 0\.5, expected a class"),
         (varied(y=lambda n: n), {"target": "y"}, "'y' has 40 different values in 40 rows, expected classes"),
-        (varied(name=lambda n: f"N. {n}"), {"target": "y"}, r'40 different texts .* drop = \["name"\]'),
+        (varied(name=lambda n: f"N. {n}"), {"target": "y"}, r'40 different texts .* drop = \["name"\] under'),
         (
             varied(x=lambda n: "inf" if n == 2 else n),
             {"target": "y"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant.arguments import nearest
-from calibrant.options import check_type
+from calibrant.options import check_type, to_toml_value
 from calibrant.printable import first_few
 from calibrant.sizes import MAX_CLASSES, check_memory
 from calibrant.training.data.columns import (
@@ -216,6 +217,17 @@ def too_many_categories(values: Sequence[Any]) -> bool:
     return different > MAX_CATEGORIES or not repeats(different, len(values))
 
 
+def how_to_drop(name: str, dropped: Sequence[str]) -> str:
+    """How to leave out a further column. The list has all of them, because it replaces the one before.
+
+    >>> print(how_to_drop("since", ["id"]))
+    leave it out with --set 'data.drop=["id", "since"]' or, in a recipe, drop = ["id", "since"] under [data]
+    """
+    every = to_toml_value([*dropped, name])
+    option = shlex.quote(f"data.drop={every}")
+    return f"leave it out with --set {option} or, in a recipe, drop = {every} under [data]"
+
+
 def _spellings(labels: Sequence[str | int]) -> dict[str, str]:
     """How true and false are written, if these are the classes: in files they may have any case.
 
@@ -376,6 +388,7 @@ class Rows(Preparation):
             listed = ", ".join(map(repr, ignored))
             raise ValueError(f"{columns.path} has no column besides {listed}: expected some")
         fitted: list[Column] = []
+        dropped = [name for name in ignored if name not in target]
         for name, values in columns.items():
             where = f"{columns.path}, column {name!r}"
             if name not in categorical and is_numeric(values):
@@ -386,7 +399,7 @@ class Rows(Preparation):
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}") from error
                 continue
-            advice, texts = f'leave it out with drop = ["{name}"]', as_texts(values)
+            advice, texts = how_to_drop(name, dropped), as_texts(values)
             meant = "" if name in categorical else looks_like(texts)
             if too_many_categories(values):
                 different = len(set(texts) - {""})
