@@ -26,7 +26,7 @@ from calibrant.training.fabric import Fabric
 from calibrant.training.loop import train
 from calibrant.training.other_data import by_severity, load_other
 from calibrant.training.recipe import Recipe
-from calibrant.training.run_folder import check_begun
+from calibrant.training.run_folder import check_begun, check_for_several
 from calibrant.training.runs import BEFORE, Detected, Result, Run, folder_of, make_calibrator
 from calibrant.training.setup import launched
 
@@ -148,6 +148,7 @@ def compare(
     def folder(each: Recipe) -> Path:
         return folder_of(Path(output), each.loss, each.seed)
 
+    together(partial(check_for_several, Path(output)), "checking the output folder")
     for each in chain(*rows):  # all folders before the first run is trained
         together(partial(check_begun, folder(each), each, data), "checking the output folder")
     say = report or (lambda _: None)
