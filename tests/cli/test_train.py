@@ -620,3 +620,18 @@ def test_a_run_does_not_go_into_the_folder_of_several():
     )
     Path("a/result.json").touch()  # those of earlier versions may hold both
     assert "holds several runs" not in fail("train", "digits-lt", *QUICK, "--output", "a")
+
+
+def test_validation_labels_that_are_all_right_are_told_once():
+    """No temperature can be found then, and no calibrator is in the bundle, for the same reason."""
+    labels = np.arange(90) % 3
+    features = 5 * np.eye(3)[labels] + np.random.default_rng(0).normal(0, 0.1, (90, 3))
+    np.savez("easy.npz", features=features.astype(np.float32), labels=labels)
+    result = succeed("train", "--data", "easy.npz", *QUICK, "--set", "optimizer.lr=0.05", "--output", "a")
+    reason = "every validation label is predicted correctly, so nothing says how confident to be"
+    assert re.search(
+        rf"\na: test .*; no temperature could be fitted to the validation data \(the temperature stopped at "
+        rf"its bound [\d.e-]+: {reason}\)\na/bundle: not calibrated, for the same reason\n",
+        result.stdout,
+    )
+    assert result.output.count(reason) == 1
