@@ -65,7 +65,7 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
             message = " ".join(str(serious[0].message).split())
             passed_over = passed_over or f"every better calibrator gives a warning ({key}: {message})"
     except ValueError as error:
-        warnings.warn(f"no calibrator was fitted to the validation data: {error}", stacklevel=2)
+        warn(f"no calibrator was fitted to the validation data: {error}")
         return identity, f"no calibrator could be fitted ({error})"
     return identity, passed_over or "there are too few labelled validation data to compare calibrators"
 

@@ -29,6 +29,7 @@ from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import check_begun, check_for_several
 from calibrant.training.runs import BEFORE, Detected, Result, Run, folder_of, make_calibrator
 from calibrant.training.setup import launched
+from calibrant.warning import warn
 
 Severities = Mapping[str, Mapping[str, Metrics]]
 """The metrics of a run by severity and calibrator."""
@@ -164,7 +165,7 @@ def compare(
                 except TrainingError as error:
                     raise type(error)(f"{name}: {error}") from error
                 for warning in caught:
-                    warnings.warn(warning, stacklevel=2)
+                    warn(warning)
                 say(f"{name}: done")
     for each in chain(*rows):  # runs that the jobs have finished stay as they are
         train(each, folder(each), data=data, fabric=fabric, progress=progress)

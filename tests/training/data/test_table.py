@@ -431,3 +431,11 @@ def test_true_and_false_as_classes_may_be_in_upper_or_lower_case(tmp_path):
     data = table(tmp_path, file="plain.csv", target="y", test_file="other.csv")
     assert data.class_names == ("false", "true")
     assert data.test.targets.tolist() == [1, 0] * 30
+
+
+def test_warnings_about_rows_point_to_the_line_that_predicts():
+    rows = Rows([Categories("colour", ("blue", "red"))])
+    with pytest.warns(UserWarning, match="the model") as caught:
+        list(rows.batches([{"colour": "green", "ages": 1}], 10))
+    assert len(caught) == 2
+    assert {each.filename for each in caught} == {__file__}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -150,10 +149,9 @@ def _target(
 
     counted = any(classes == list(range(first, first + len(classes))) for first in (0, 1))
     if len(classes) > _MANY_NUMBERS and isinstance(classes[0], int) and not counted:
-        warnings.warn(
+        warn(
             f"{columns.path}: column {target!r} has {len(classes)} different whole numbers in {len(labels)} "
-            "rows, each of which becomes a class: if it is a quantity, divide it into ranges first",
-            stacklevel=2,
+            "rows, each of which becomes a class: if it is a quantity, divide it into ranges first"
         )
 
     def read(table: FileColumns) -> Tensor:
@@ -438,7 +436,7 @@ class Rows(Preparation):
                 f"{nearest(lacking[0], unknown)}; expected {', '.join(map(repr, names))}"
             )
         if unknown:
-            warnings.warn(f"the model does not use the columns {first_few(map(repr, unknown))}", stacklevel=3)
+            warn(f"the model does not use the columns {first_few(map(repr, unknown))}")
         inputs = np.zeros((size, self.features), np.float32)
         start = 0
         for column in self.columns if size else ():
@@ -493,10 +491,9 @@ def _warn_of_unknown(column: Categories, values: Sequence[Any], inputs: Tensor) 
     rows = (~inputs.bool().any(1)).nonzero().flatten().tolist()
     unknown = [text for text in as_texts([values[row] for row in rows]) if text]
     if unknown:
-        warnings.warn(
+        warn(
             f"column {column.name!r}: {len(unknown)} of {len(values)} values are unknown to the model, such "
-            f"as {unknown[0][:40]!r}; they count as no category",
-            stacklevel=3,
+            f"as {unknown[0][:40]!r}; they count as no category"
         )
 
 
