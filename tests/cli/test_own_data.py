@@ -254,3 +254,24 @@ def test_other_commands_take_own_data_too(command, written):
     assert {recipe.data.options["target"] for recipe in recipes} == {"rooms"}
     assert "expected a recipe or --data PATH, got digits" in fail(command[0], "digits", *command[1:], *own)
     assert "expected a RECIPE (calibrant recipes lists them), or --data PATH" in fail(*command)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_advice_to_leave_out_a_column_keeps_those_that_are_left_out():
+    """A list on the command line replaces the one that was chosen."""
+    rows = [{**row, "since": f"2024-01-{number % 28 + 1:02}"} for number, row in enumerate(people())]
+    write_csv(Path("people.csv"), rows)
+    command = ("train", "--data", "people.csv", *FAST)
+    (warning,) = [line for line in invoke(*command).stderr.splitlines() if "look like dates" in line]
+    assert 'in a recipe, drop = ["id", "since"] under [data]' in warning
+    (advised,) = re.findall(r"leave it out with (--set '.*?')", warning)
+    result = invoke(*command, *shlex.split(advised), "--output", "b")
+    assert result.exit_code == 0, result.output
+    assert "leave it out" not in result.stderr
+    assert Recipe.load("b/recipe.toml").data.options["drop"] == ("id", "since")
+    result = invoke(*command, "--set", 'data.drop=["since"]', "--output", "c")
+    assert result.exit_code == 0, result.output
+    assert "people.csv: column 'id' counts the rows and is now an input: where the rows" in result.stderr
+    assert (
+        """leave it out with --set 'data.drop=["since", "id"]' or, in a recipe, drop = [""" in result.stderr
+    )

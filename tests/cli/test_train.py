@@ -23,7 +23,7 @@ from calibrant.reports import comparison_page
 from calibrant.training.data import TensorSplit
 from calibrant.training.recipe import Recipe, shipped_recipes
 from calibrant.training.runs import Run
-from tests.cli.commands import fail, invoke, printed, succeed
+from tests.cli.commands import fail, fail_at_once, invoke, printed, succeed
 from tests.permissions import unreadable
 from tests.training.data.test_in_memory import write_cifar10, write_cifar10_c, write_svhn
 
@@ -588,3 +588,50 @@ def test_a_training_that_diverged_is_not_told_to_check_the_order_of_labels():
     result = invoke("train", "digits", *FAST, "--set", "optimizer.lr=1e9", "--output", "diverged")
     assert "check the order" not in result.output
     assert "no better than chance; the training diverged, or learned nothing yet: try" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("compare", "digits-lt", "--losses", "ce"),
+        ("sweep", "digits-lt", "--loss", "mbls", "--over", "margin=4,6"),
+        ("tune", "digits-lt", "--loss", "mbls"),
+        ("leaderboard", "board.toml"),
+    ],
+    ids=lambda command: command[0],
+)
+@pytest.mark.parametrize("kept", ["result.json", "checkpoints/last.pt"])
+def test_several_runs_do_not_go_into_the_folder_of_one(command, kept):
+    Path("board.toml").write_text('losses = ["ce"]\nseeds = [0]\n[[experiment]]\nrecipe = "digits-lt"\n')
+    Path("a", kept).parent.mkdir(parents=True)
+    Path("a", kept).touch()
+    assert fail_at_once(*command, "--output", "a") == (
+        "calibrant: a holds a training run of its own, expected a folder for several runs; choose another "
+        "one with --output"
+    )
+
+
+def test_a_run_does_not_go_into_the_folder_of_several():
+    Path("a/runs/ce-seed0").mkdir(parents=True)
+    Path("a/runs/ce-seed0/recipe.toml").touch()
+    assert fail_at_once("train", "digits-lt", *QUICK, "--output", "a") == (
+        "calibrant: a holds several runs, such as a/runs/ce-seed0, expected a folder for one run; choose "
+        "another one with --output"
+    )
+    Path("a/result.json").touch()  # those of earlier versions may hold both
+    assert "holds several runs" not in fail("train", "digits-lt", *QUICK, "--output", "a")
+
+
+def test_validation_labels_that_are_all_right_are_told_once():
+    """No temperature can be found then, and no calibrator is in the bundle, for the same reason."""
+    labels = np.arange(90) % 3
+    features = 5 * np.eye(3)[labels] + np.random.default_rng(0).normal(0, 0.1, (90, 3))
+    np.savez("easy.npz", features=features.astype(np.float32), labels=labels)
+    result = succeed("train", "--data", "easy.npz", *QUICK, "--set", "optimizer.lr=0.05", "--output", "a")
+    reason = "every validation label is predicted correctly, so nothing says how confident to be"
+    assert re.search(
+        rf"\na: test .*; no temperature could be fitted to the validation data \(the temperature stopped at "
+        rf"its bound [\d.e-]+: {reason}\)\na/bundle: not calibrated, for the same reason\n",
+        result.stdout,
+    )
+    assert result.output.count(reason) == 1

@@ -590,6 +590,16 @@ def test_a_binary_report_speaks_of_probabilities_of_yes():
     several = render_report([labels])
     assert 'id="class-diagrams"' in several
     assert "Worst-calibrated labels" in several
+    for words in (
+        "the label gets too much probability",
+        ">Label</th>",
+        "frequency of the labels",
+        "Labels of",
+    ):
+        assert words in several
+    assert not re.search(
+        ">Class<|the class gets|of the classes|another class|Classes of|of this class", several
+    )
     assert "800 decisions" in several
     assert 'id="class-diagrams"' not in binary
     assert 'data-axes="probability of yes|frequency of yes"' in several

@@ -408,3 +408,10 @@ def test_the_recipes_own_loss_and_seed_do_not_count(trained: list[tuple[str, int
     compare(RECIPE, ["ce"], [0], tmp_path, resamples=10)
     compare(RECIPE.override(["loss=ls", "seed=7"]), ["ce"], [0], tmp_path, resamples=10)
     assert trained == [("ce", 0)]
+
+
+def test_the_folder_of_a_run_is_no_place_for_a_comparison(tmp_path: Path) -> None:
+    train(RECIPE, tmp_path)
+    with pytest.raises(RecipeError, match="holds a training run of its own"):
+        compare(RECIPE, ["ce"], [0], tmp_path, resamples=10)
+    assert not (tmp_path / "runs").exists()

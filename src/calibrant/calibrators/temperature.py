@@ -31,6 +31,13 @@ CHECK_ORDER = "check the order of both"
 """What to do where the logits tell nothing about the labels, unless one has just trained the model."""
 
 
+ALL_RIGHT = (
+    "every label is predicted correctly, so no temperature could be fitted; if the model was trained on "
+    "these data, fit to others"
+)
+"""Why a temperature stops at its lower bound, unless one has just trained the model on other data."""
+
+
 class ChanceWarning(UserWarning):
     """The logits tell hardly anything about the labels, as those in another order."""
 
@@ -50,7 +57,7 @@ class Temperature(Scaling):
     order of the classes is kept: the largest logit of an element is subtracted first, so that rounding does
     not make classes equal. The result is therefore ``l / T`` up to a constant for each element.
 
-    T stops at its lower bound, with a warning, if every label is predicted perfectly. It stops at its upper
+    T stops at its lower bound, with a warning, if every label is predicted correctly. It stops at its upper
     bound if the logits are unrelated to the labels or contradict them. Either end of the grid also warns.
 
     Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017; the grid: Mukhoti et al.,
@@ -163,16 +170,15 @@ def likeliest(data: HeldOut) -> Likeliest:
     # Single precision takes less than half the time and comes near, unless the scale is out of its range.
     rough = None if 1e-25 < scale < 1e25 else torch.float64
     at = _root(lambda at: derivatives(at, rough), low, high, -math.log(scale / 4), 1e-3)
-    perfect = "every label is predicted perfectly; if the model has seen these data, take others"
     chance = f"the logits predict the labels no better than chance; {CHECK_ORDER}"
     for bound, beyond, sign, why, category in (
-        (high, min, -1, perfect, BoundWarning),
+        (high, min, -1, ALL_RIGHT, BoundWarning),
         (low, max, 1, chance, ChanceBoundWarning),
     ):
         if abs(at - bound) < 0.01 and sign * derivatives(bound, torch.float64)[0] >= 0:
             # The likelihood still grows beyond the bound. T = 1 is better if it lies there.
             temperature = beyond(math.exp(-bound), 1.0)
-            warn(f"the temperature stopped at its bound {temperature:g}: {why}", category)
+            warn(f"the temperature stopped at its bound {temperature:.3g}: {why}", category)
             return Likeliest(temperature, scale, at_bound=True)
     at = _root(lambda at: derivatives(at, torch.float64), low, high, at, 1e-7)
     return Likeliest(math.exp(-at), scale)

@@ -88,7 +88,7 @@ def compare(
         from calibrant.training.runs import Run, folder_of, plain_name
 
         folder = output or Path("runs", plain_name(followed.name))
-        run_folder.check_writable(folder)
+        run_folder.check_for_several(folder)
         numbers = options.seed_numbers(seeds)
         outside, shifted, chosen = (
             [Choice.parse(each) for each in split_outside_brackets(text)]

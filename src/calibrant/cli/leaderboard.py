@@ -48,7 +48,7 @@ def leaderboard(
 
         plan = leaderboard.Leaderboard.load(board)
         folder = output or Path("runs", board.stem)
-        run_folder.check_writable(folder)
+        run_folder.check_for_several(folder)
         shared: dict[str, Any] = {"data_root": data_root, "resamples": resamples}
 
         def report(line: str) -> None:

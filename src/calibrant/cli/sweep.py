@@ -64,7 +64,7 @@ def sweep(
         from calibrant.training.sweeps import settings_of
 
         folder = output or Path("runs", plain_name(followed.name))
-        run_folder.check_writable(folder)
+        run_folder.check_for_several(folder)
         numbers = options.seed_numbers(seeds) if seeds else [followed.seed]
         values = _values(over)
         Criterion.parse(by)

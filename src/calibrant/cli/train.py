@@ -92,7 +92,7 @@ def train(
         run = Run(folder, data_root)
         found, example = calibrator_of(folder, calibrate), example_of_use(folder)
         kept = run.history[run.epoch - 1]
-        tested, tested_bundle = _test_figures(run, None if found is None else found[0])
+        tested, tested_bundle, failure = _test_figures(run, None if found is None else found[0])
     if finished:
         say(f"The run in {folder} was finished before; nothing was trained.")
     epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
@@ -107,7 +107,9 @@ def train(
         say(f"{folder}: {tested}")
     calibrated = found is not None and found[0].key != "identity"
     if found is not None:
-        state = f"calibrated by {in_words(found[0])}" if calibrated else f"not calibrated: {found[1]}"
+        told = failure and found[1] and (found[1] in failure or failure in found[1])
+        reason = ", for the same reason" if told else f": {found[1]}"
+        state = f"calibrated by {in_words(found[0])}" if calibrated else f"not calibrated{reason}"
         say(f"{folder / BUNDLE}: {state}{tested_bundle}")
     say("Next:")
     for command in _next_commands(folder, example, ["--binary"] if followed.binary else [], calibrated):
@@ -138,17 +140,18 @@ def _next_commands(
         yield ["predict", str(folder), "--input", example[0], "--output", example[1]]
 
 
-def _test_figures(run: Run, stored: Calibrator | None) -> tuple[str, str]:
+def _test_figures(run: Run, stored: Calibrator | None) -> tuple[str, str, str]:
     """Test accuracy, ECE and NLL, before and after temperature scaling, and with the stored calibrator.
 
-    Both texts are empty without stored predictions, the second one also if the first has its figures.
+    The third text says why no temperature could be fitted; it is empty otherwise. All are empty without
+    stored predictions, the second one also if the first has its figures.
     """
     from calibrant.calibrators.base import UnchangedLabelsWarning
     from calibrant.training.runs import temperature_of
     from calibrant.training.validation import ValidationSums
 
     if not all((run.folder / f"{part}.npz").is_file() for part in ("validation", "test")):
-        return "", ""
+        return "", "", ""
     ((logits, labels),) = run.predictions("test")
 
     def tested(calibrator: Calibrator | None) -> tuple[str, str]:
@@ -161,9 +164,10 @@ def _test_figures(run: Run, stored: Calibrator | None) -> tuple[str, str]:
         warnings.simplefilter("ignore", UnchangedLabelsWarning)
         scaled = run.calibrator("temperature")
     assert scaled is not None
-    text = f"{tested(None)[0]}; "
+    text, failure = f"{tested(None)[0]}; ", ""
     if caught:  # as after a short run, or where all validation elements are right
-        text += str(caught[0].message)
+        failure = str(caught[0].message)
+        text += f"no temperature could be fitted to the validation data ({failure})"
     elif (temperature := temperature_of(scaled)) is None:
         text += "not calibrated, because the validation data have only one answer"
     else:
@@ -174,6 +178,6 @@ def _test_figures(run: Run, stored: Calibrator | None) -> tuple[str, str]:
         _, errors = tested(scaled)  # a temperature leaves the accuracy as it is
         text += f"after temperature scaling ({mean}T = {temperature:.3f}{without}) {errors}"
     if stored is None or stored.key == "identity":
-        return text, ""
+        return text, "", failure
     figures, errors = tested(stored)
-    return text, "" if errors in text else f"; {figures}"
+    return text, "" if errors in text else f"; {figures}", failure

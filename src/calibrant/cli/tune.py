@@ -65,7 +65,7 @@ def tune(
         Criterion.parse(by)
         space_of(followed)
         folder = output or Path("runs", plain_name(followed.name), f"tune-{plain_name(followed.loss)}")
-        run_folder.check_writable(folder)
+        run_folder.check_for_several(folder)
         check_written(folder, chosen.TUNING_FILES, recipe, followed, data_root)
         fabric = options.launch(followed, accelerator, devices, nodes)
         result = tune(

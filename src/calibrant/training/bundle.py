@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from calibrant.training.models import MODELS, create_model, self_contained
 from calibrant.training.run_folder import BUNDLE, CALIBRATOR, MANIFEST, PREPARATION, WEIGHTS
 from calibrant.training.run_lock import lock_of
 from calibrant.training.runs import Run, content_hash, trained_model, without_starting_weights
+from calibrant.warning import warn
 
 FORMAT = 1
 """The version of the content of ``bundle.json``."""
@@ -306,7 +306,7 @@ def ensure_bundle(run: Run, method: str, say: Callable[[str], object]) -> None:
             if manifest is not None:
                 kept = load_calibrator(run.folder / BUNDLE / CALIBRATOR).key
                 what = f"the bundle stays as it was, with the calibrator {kept}"
-            warnings.warn(f"{what}, because the data are not there: {error}", stacklevel=2)
+            warn(f"{what}, because the data are not there: {error}")
             return
         say("choosing a calibrator" if method == "auto" else "writing the bundle")
         write_bundle(run, method)

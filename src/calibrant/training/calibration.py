@@ -13,7 +13,7 @@ from calibrant.calibrators import Calibrator, Identity, Temperature, create_cali
 from calibrant.calibrators.base import UnchangedLabelsWarning
 from calibrant.calibrators.streaming import Scaling
 from calibrant.options import Choice, RecipeError
-from calibrant.training.runs import Run, about_training, make_calibrator
+from calibrant.training.runs import ALL_VALIDATED, Run, about_training, make_calibrator
 from calibrant.warning import warn
 
 _MANY = 1 << 22
@@ -22,7 +22,6 @@ _MANY = 1 << 22
 _NONE_WANTED = "none was asked for"
 NONE_BETTER = "no calibrator is better"
 """Why a run is not calibrated."""
-_ALL_RIGHT = "every validation label is predicted correctly, so nothing says how confident to be"
 
 
 def check_method(text: str) -> str:
@@ -55,7 +54,7 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
     try:
         for key, fit in _ranked(run):
             if key == Identity.key:
-                return identity, passed_over or (_ALL_RIGHT if _is_always_right(run) else NONE_BETTER)
+                return identity, passed_over or (ALL_VALIDATED if _is_always_right(run) else NONE_BETTER)
             with warnings.catch_warnings(record=True, action="always") as caught, about_training():
                 found = fit()
             serious = [each for each in caught if not issubclass(each.category, UnchangedLabelsWarning)]
@@ -66,7 +65,7 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
             message = " ".join(str(serious[0].message).split())
             passed_over = passed_over or f"every better calibrator gives a warning ({key}: {message})"
     except ValueError as error:
-        warnings.warn(f"no calibrator was fitted to the validation data: {error}", stacklevel=2)
+        warn(f"no calibrator was fitted to the validation data: {error}")
         return identity, f"no calibrator could be fitted ({error})"
     return identity, passed_over or "there are too few labelled validation data to compare calibrators"
 

@@ -6,7 +6,6 @@ import copy
 import errno
 import os
 import random
-import warnings
 import zipfile
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ import torch
 
 from calibrant.atomic import replacing
 from calibrant.sizes import check_torch_file
+from calibrant.warning import warn
 
 LAST, PREVIOUS = "last.pt", "previous.pt"
 BEST, SECOND_BEST = "best.pt", "second-best.pt"
@@ -108,7 +108,7 @@ class Writer:
             if problem is None:
                 raise
             # The first error is the one to raise.
-            warnings.warn(f"the last checkpoint could not be written: {error}", stacklevel=2)
+            warn(f"the last checkpoint could not be written: {error}")
         finally:
             if self._thread is not None:
                 self._thread.shutdown()
@@ -131,7 +131,7 @@ def _load_undamaged(folder: Path, names: Mapping[str, str]) -> dict[str, Any] | 
             try:
                 return load(path)
             except DamagedError as error:
-                warnings.warn(f"{error}; {instead}", stacklevel=3)
+                warn(f"{error}; {instead}")
                 # Otherwise the next save would keep it in place of the undamaged one.
                 path.replace(path.with_suffix(".damaged"))
     return None

@@ -26,9 +26,10 @@ from calibrant.training.fabric import Fabric
 from calibrant.training.loop import train
 from calibrant.training.other_data import by_severity, load_other
 from calibrant.training.recipe import Recipe
-from calibrant.training.run_folder import check_begun
+from calibrant.training.run_folder import check_begun, check_for_several
 from calibrant.training.runs import BEFORE, Detected, Result, Run, folder_of, make_calibrator
 from calibrant.training.setup import launched
+from calibrant.warning import warn
 
 Severities = Mapping[str, Mapping[str, Metrics]]
 """The metrics of a run by severity and calibrator."""
@@ -148,6 +149,7 @@ def compare(
     def folder(each: Recipe) -> Path:
         return folder_of(Path(output), each.loss, each.seed)
 
+    together(partial(check_for_several, Path(output)), "checking the output folder")
     for each in chain(*rows):  # all folders before the first run is trained
         together(partial(check_begun, folder(each), each, data), "checking the output folder")
     say = report or (lambda _: None)
@@ -163,7 +165,7 @@ def compare(
                 except TrainingError as error:
                     raise type(error)(f"{name}: {error}") from error
                 for warning in caught:
-                    warnings.warn(warning, stacklevel=2)
+                    warn(warning)
                 say(f"{name}: done")
     for each in chain(*rows):  # runs that the jobs have finished stay as they are
         train(each, folder(each), data=data, fabric=fabric, progress=progress)

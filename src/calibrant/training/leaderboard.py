@@ -24,7 +24,7 @@ from calibrant.training.lock import FolderLock
 from calibrant.training.loop import train
 from calibrant.training.other_data import load_other
 from calibrant.training.recipe import Recipe
-from calibrant.training.run_folder import RESULT, check_folder, hash_of
+from calibrant.training.run_folder import RESULT, check_folder, check_for_several, hash_of
 from calibrant.training.runs import Detected, Run, folder_of, plain_name
 
 ENTRY, FAILURE = "leaderboard.json", "failure.txt"
@@ -151,6 +151,8 @@ class Leaderboard:
             for loss in experiment.losses
             for each in [replace(experiment.recipe, loss=loss, seed=seed)]
         ]
+        for folder in (output, *(each.folder(output) for each in self.experiments)):
+            check_for_several(folder)
         for entry in found:
             check_folder(entry.folder, entry.recipe)
         return found

@@ -8,12 +8,12 @@ import socket
 import stat
 import threading
 import time
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from calibrant.training import TrainingError
+from calibrant.warning import warn
 
 FILE = ".lock"
 
@@ -97,10 +97,9 @@ class FolderLock:
         problem = _attempt(descriptor, exclusive=True)
         if problem in _UNSUPPORTED:
             self._locks = False
-            warnings.warn(
+            warn(
                 f"{self.folder} cannot be locked, because its file system does not support it "
-                f"({os.strerror(problem)}): take care that no second process works in this folder",
-                stacklevel=3,
+                f"({os.strerror(problem)}): take care that no second process works in this folder"
             )
         elif problem and problem not in _TAKEN:
             raise OSError(problem, os.strerror(problem), str(self.path))
@@ -164,9 +163,7 @@ class FolderLock:
         said = False
         while not self.acquire():
             if not said:
-                warnings.warn(
-                    f"{self.folder} is in use by {self.holder() or 'another process'}; waiting", stacklevel=2
-                )
+                warn(f"{self.folder} is in use by {self.holder() or 'another process'}; waiting")
                 said = True
             time.sleep(0.2)
         return self

@@ -30,7 +30,7 @@ from calibrant.training.data.columns import (
 from calibrant.training.data.on_disk import ImageFileSplit
 from calibrant.training.data.safe_readers import image_size
 from calibrant.training.data.sampling import part_sizes
-from calibrant.training.data.table import looks_like, repeats, too_many_categories
+from calibrant.training.data.table import how_to_drop, looks_like, repeats, too_many_categories
 from calibrant.training.data.text.encoding import tokens
 from calibrant.training.data.text.tables import read_others
 from calibrant.training.recipe import Recipe
@@ -219,7 +219,25 @@ def _table(files: Mapping[str, Path], target: str | None, changes: Sequence[str]
         )
 
     options = {**named, **option, **({"drop": drop} if drop else {})}
-    return _recipe(path, found, size, Choice("table", options), Choice("mlp"), changes, binary=several)
+    recipe = _recipe(path, found, size, Choice("table", options), Choice("mlp"), changes, binary=several)
+    if recipe.data.name == "table":
+        _warn_of_counted(path, counted, recipe.data.options)
+    return recipe
+
+
+def _warn_of_counted(path: Path, counted: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Tell of columns that count the rows and are inputs after the changes of a recipe.
+
+    A file that is sorted by class gives the class away by them.
+    """
+    dropped, target = options.get("drop", ()), options["target"]
+    targets = (target,) if isinstance(target, str) else target
+    for name in counted:
+        if name not in (*dropped, *targets):
+            warn(
+                f"{path}: column {name!r} counts the rows and is now an input: where the rows are sorted, it "
+                f"tells the class; {how_to_drop(name, dropped)}"
+            )
 
 
 def _check_rows(path: Path, labels: Sequence[Any], size: int, given: Sequence[str]) -> None:

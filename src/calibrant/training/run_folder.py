@@ -54,6 +54,11 @@ def is_finished(folder: Path) -> bool:
     return (folder / RESULT).is_file()
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a folder holds a run that is finished or has a checkpoint."""
+    return is_finished(folder) or any((folder / CHECKPOINTS).glob("*"))
+
+
 def result_of(folder: Path) -> dict[str, Any]:
     """The result of a finished run."""
     path = folder / RESULT
@@ -105,14 +110,30 @@ def check_writable(folder: Path) -> None:
         raise PermissionError(f"{folder} cannot be written to: {parent} does not allow it")
 
 
-def check_folder(folder: Path, recipe: Recipe) -> None:
-    """Refuse a folder that cannot be written to, or that holds a run of another recipe."""
+def check_for_several(folder: Path) -> None:
+    """Refuse a folder for several runs that cannot be written to, or that is itself the folder of a run."""
     check_writable(folder)
+    if has_begun(folder):
+        raise RecipeError(
+            f"{folder} holds a training run of its own, expected a folder for several runs; choose another "
+            "one with --output"
+        )
+
+
+def check_folder(folder: Path, recipe: Recipe) -> None:
+    """Refuse a folder that cannot be written to, or that holds a run of another recipe or several runs."""
+    check_writable(folder)
+    begun = has_begun(folder)
+    if not begun and (one := next(folder.glob(f"runs/*-seed*/{RECIPE}"), None)):  # named by `folder_of`
+        raise RecipeError(
+            f"{folder} holds several runs, such as {one.parent}, expected a folder for one run; choose "
+            "another one with --output"
+        )
     path = folder / RECIPE
     if not path.exists():
         return
     other = Recipe.load(path)
-    if other != recipe and (is_finished(folder) or any((folder / CHECKPOINTS).glob("*"))):
+    if other != recipe and begun:
         raise RecipeError(
             f"{folder} holds a run of another recipe (there: {_difference(recipe, other)}); choose another "
             "output folder, or delete this one"

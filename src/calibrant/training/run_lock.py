@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-import warnings
 from pathlib import Path
 
 from calibrant.distributed import gather, together
@@ -13,6 +12,7 @@ from calibrant.training import run_folder
 from calibrant.training.fabric import Fabric
 from calibrant.training.lock import FolderLock
 from calibrant.training.recipe import Recipe
+from calibrant.warning import warn
 
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
 """The pause between two attempts to lock a folder that another process works in."""
@@ -56,9 +56,6 @@ def wait_for(lock: FolderLock, fabric: Fabric) -> None:
     while found := gather(together(attempt, "locking the output folder"))[0]:
         if found == holder != said and fabric.is_global_zero:
             said = holder
-            warnings.warn(
-                f"{lock.folder} is in use by {holder} for the same recipe; waiting until it ends",
-                stacklevel=3,
-            )
+            warn(f"{lock.folder} is in use by {holder} for the same recipe; waiting until it ends")
         holder = found
         time.sleep(_SECONDS_BETWEEN_ATTEMPTS)

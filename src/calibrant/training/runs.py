@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from calibrant.atomic import replace_file
 from calibrant.calibrators import CALIBRATORS, Calibrator, Temperature, create_calibrator
 from calibrant.calibrators.streaming import Scaling
-from calibrant.calibrators.temperature import CHECK_ORDER, ChanceWarning
+from calibrant.calibrators.temperature import ALL_RIGHT, CHECK_ORDER, ChanceWarning
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
 from calibrant.inference import predictions_on
 from calibrant.layout import as_decisions
@@ -46,6 +46,9 @@ DIVERGED = (
     "the training diverged, or learned nothing yet: try another learning rate, a smaller one if the loss rose"
 )
 """What to do where the logits of a run tell nothing about the labels."""
+
+ALL_VALIDATED = "every validation label is predicted correctly, so nothing says how confident to be"
+"""Why nothing can be learned from the validation data of a run about its confidences."""
 
 _STARTING_WEIGHTS = ("weights", "replace_head", "pretrained", "encoder_weights")
 """Options of models that say which weights training started from."""
@@ -393,11 +396,11 @@ def trained_model(
 
 @contextmanager
 def about_training() -> Iterator[None]:
-    """Let warnings of a fit speak of the training: the labels of a run are in order."""
+    """Let warnings of a fit to validation data speak of the run: the labels are in order, and held out."""
     with warnings.catch_warnings(record=True, action="always") as caught:
         yield
     for each in caught:
-        text = str(each.message).replace(CHECK_ORDER, DIVERGED)
+        text = str(each.message).replace(CHECK_ORDER, DIVERGED).replace(ALL_RIGHT, ALL_VALIDATED)
         warn(text, each.category)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from calibrant.training.fabric import Fabric, FabricModule, FabricOptimizer, Sin
 from calibrant.training.models import create_model
 from calibrant.training.optimization import OPTIMIZERS, RunningAverage, can_be_fused, recordable
 from calibrant.training.recipe import Recipe
+from calibrant.warning import warn
 
 _SMALL = 10**8
 """Multiplications in a batch: with fewer, threads wait for one another longer than they compute."""
@@ -251,10 +251,9 @@ def _create_network(recipe: Recipe, data: DataSets, device: torch.device) -> tup
             ) from error
         check_classes(logits, recipe, data)
         if not recipe.binary and look_like_probabilities(logits):  # of one element, too few to tell
-            warnings.warn(
+            warn(
                 f"model {choice} gives numbers in [0, 1] that add up to 1, as probabilities do; losses "
-                "take logits: leave its softmax out",
-                stacklevel=2,
+                "take logits: leave its softmax out"
             )
         # Convolutions on a GPU are fastest with the channels last.
         channels_last = device.type == "cuda" and _lay_channels_last(network, inputs)

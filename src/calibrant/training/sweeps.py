@@ -22,7 +22,7 @@ from calibrant.training.fabric import Fabric
 from calibrant.training.grid import method_of
 from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
-from calibrant.training.run_folder import check_begun, is_finished
+from calibrant.training.run_folder import check_begun, check_for_several, is_finished
 from calibrant.training.runs import Run, folder_of, plain_name
 from calibrant.training.setup import launched, set_up
 
@@ -100,6 +100,7 @@ def sweep(
         agree({name: "; ".join(map(str, values)) for name, values in lists.items()})
         agree({"recipe": recipe.to_toml(), "criterion": by})
         data = load_settings(settings, data_root)
+    together(partial(check_for_several, Path(output)), "checking the output folder")
     for setting in settings:  # all settings before the first run is trained
         check_setting(setting, numbers, data[setting.name], fabric)
     total = len(settings) * len(numbers)

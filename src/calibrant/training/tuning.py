@@ -22,7 +22,7 @@ from calibrant.training import DivergedError, TrainingError
 from calibrant.training.data import DataSets
 from calibrant.training.fabric import Fabric
 from calibrant.training.recipe import Recipe
-from calibrant.training.run_folder import is_finished
+from calibrant.training.run_folder import check_for_several, is_finished
 from calibrant.training.setup import launched
 from calibrant.training.study import Study, quiet_optuna
 from calibrant.training.sweeps import Setting, check_setting, load_settings
@@ -99,6 +99,7 @@ def tune(
         agree({"recipe": recipe.to_toml(), "criterion": by, "number of trials": trials})
         (data,) = load_settings([untuned], data_root).values()
         _check_ends(recipe, space, data)
+        together(lambda: check_for_several(place), "checking the output folder")
         check_setting(untuned, [recipe.seed], data, fabric)
         about = (place, recipe, criterion, space, defaults, data.fingerprint)
         study = together(lambda: Study(*about) if fabric.is_global_zero else None, "opening the study")

@@ -204,6 +204,7 @@ def test_a_damaged_image_is_named_when_it_is_needed(tmp_path):
         with pytest.raises(ValueError, match=f"test/ant/{index}.png cannot be read as an image") as error:
             part.batch(torch.tensor([index]))
         assert " at 0x" not in str(error.value)
+        assert ("it may be damaged or incomplete (" in str(error.value)) == (index == 1)
     assert part.batch(torch.tensor([2]))[0].shape == (1, 3, 16, 16)
     (tmp_path / "test/ant/2.png").unlink()
     with pytest.raises(FileNotFoundError, match=r"2\.png"):

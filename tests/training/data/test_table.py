@@ -349,7 +349,7 @@ def test_a_quantity_as_the_target_is_told(tmp_path):
         (varied(y=lambda n: "nan" if n == 4 else n % 2), {"target": "y"}, "row 5@: column 'y' has nothing"),
         (varied(y=lambda n: n / 2), {"target": "y"}, r"row 2@: column 'y' has 0\.5, expected a class"),
         (varied(y=lambda n: n), {"target": "y"}, "'y' has 40 different values in 40 rows, expected classes"),
-        (varied(name=lambda n: f"N. {n}"), {"target": "y"}, r'40 different texts .* drop = \["name"\]'),
+        (varied(name=lambda n: f"N. {n}"), {"target": "y"}, r'40 different texts .* drop = \["name"\] under'),
         (
             varied(x=lambda n: "inf" if n == 2 else n),
             {"target": "y"},
@@ -431,3 +431,11 @@ def test_true_and_false_as_classes_may_be_in_upper_or_lower_case(tmp_path):
     data = table(tmp_path, file="plain.csv", target="y", test_file="other.csv")
     assert data.class_names == ("false", "true")
     assert data.test.targets.tolist() == [1, 0] * 30
+
+
+def test_warnings_about_rows_point_to_the_line_that_predicts():
+    rows = Rows([Categories("colour", ("blue", "red"))])
+    with pytest.warns(UserWarning, match="the model") as caught:
+        list(rows.batches([{"colour": "green", "ages": 1}], 10))
+    assert len(caught) == 2
+    assert {each.filename for each in caught} == {__file__}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -24,6 +23,7 @@ from calibrant.training.data.raw_images import ImagePreparation
 from calibrant.training.data.safe_readers import ARRAYS, Array, present, read_npz, whole_labels
 from calibrant.training.data.sampling import draw_parts, part_sizes
 from calibrant.training.data.split import DataSets, TensorSplit
+from calibrant.warning import warn
 
 Constants = Literal["own", "none", Published]
 
@@ -159,11 +159,10 @@ def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
         )
     unseen = sorted(set(range(largest + 1)) - set(parts["train"][1].tolist()))
     if unseen and "class_names" not in arrays:
-        warnings.warn(
+        warn(
             f"{path} has no training element of {len(unseen)} of {largest + 1} classes "
             f"(labels {first_few(unseen)}): labels should count from 0 without gaps, unless "
-            "there are class_names",
-            stacklevel=3,
+            "there are class_names"
         )
     return parts, tuple(map(str, names.tolist()))
 

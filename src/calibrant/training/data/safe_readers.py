@@ -83,6 +83,10 @@ def image_size(path: Path) -> tuple[int, int]:
         return image.size
 
 
+class _UnsuitableError(ValueError):
+    """An image is whole, but is not taken."""
+
+
 @contextmanager
 def _image_errors(path: Path) -> Iterator[None]:
     """Turn the errors of Pillow into a `ValueError` that names the file."""
@@ -92,14 +96,18 @@ def _image_errors(path: Path) -> Iterator[None]:
         raise
     except UnidentifiedImageError as error:  # its message has the address of the object in memory
         raise ValueError(f"{path} cannot be read as an image: its format is unknown") from error
-    except Exception as error:  # each format has errors of its own, and there is one for too many pixels
+    except (_UnsuitableError, Image.DecompressionBombError) as error:
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
+    except Exception as error:  # each format has errors of its own
+        raise ValueError(
+            f"{path} cannot be read as an image: it may be damaged or incomplete ({error})"
+        ) from error
 
 
 def _check_pixels(image: Image.Image) -> None:
     """Raise an error if there are too many pixels; Pillow only warns up to twice its limit."""
     if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
-        raise ValueError(
+        raise _UnsuitableError(
             f"it declares {image.width} × {image.height} pixels; expected at most "
             f"{Image.MAX_IMAGE_PIXELS} (PIL.Image.MAX_IMAGE_PIXELS)"
         )
@@ -114,7 +122,7 @@ def converted(image: Image.Image, mode: str) -> Image.Image:
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError(f"its pixels are of 32 bits (mode {image.mode}), expected 8 or 16")
+        raise _UnsuitableError(f"its pixels are of 32 bits (mode {image.mode}), expected 8 or 16")
     return image.convert(mode)
 
 

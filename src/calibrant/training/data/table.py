@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import warnings
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant.arguments import nearest
-from calibrant.options import check_type
+from calibrant.options import check_type, to_toml_value
 from calibrant.printable import first_few
 from calibrant.sizes import MAX_CLASSES, check_memory
 from calibrant.training.data.columns import (
@@ -149,10 +149,9 @@ def _target(
 
     counted = any(classes == list(range(first, first + len(classes))) for first in (0, 1))
     if len(classes) > _MANY_NUMBERS and isinstance(classes[0], int) and not counted:
-        warnings.warn(
+        warn(
             f"{columns.path}: column {target!r} has {len(classes)} different whole numbers in {len(labels)} "
-            "rows, each of which becomes a class: if it is a quantity, divide it into ranges first",
-            stacklevel=2,
+            "rows, each of which becomes a class: if it is a quantity, divide it into ranges first"
         )
 
     def read(table: FileColumns) -> Tensor:
@@ -214,6 +213,17 @@ def too_many_categories(values: Sequence[Any]) -> bool:
     """Whether a column of texts has too many different ones to be categorical, as names or comments have."""
     different = len(set(as_texts(values)))
     return different > MAX_CATEGORIES or not repeats(different, len(values))
+
+
+def how_to_drop(name: str, dropped: Sequence[str]) -> str:
+    """How to leave out a further column. The list has all of them, because it replaces the one before.
+
+    >>> print(how_to_drop("since", ["id"]))
+    leave it out with --set 'data.drop=["id", "since"]' or, in a recipe, drop = ["id", "since"] under [data]
+    """
+    every = to_toml_value([*dropped, name])
+    option = shlex.quote(f"data.drop={every}")
+    return f"leave it out with --set {option} or, in a recipe, drop = {every} under [data]"
 
 
 def _spellings(labels: Sequence[str | int]) -> dict[str, str]:
@@ -376,6 +386,7 @@ class Rows(Preparation):
             listed = ", ".join(map(repr, ignored))
             raise ValueError(f"{columns.path} has no column besides {listed}: expected some")
         fitted: list[Column] = []
+        dropped = [name for name in ignored if name not in target]
         for name, values in columns.items():
             where = f"{columns.path}, column {name!r}"
             if name not in categorical and is_numeric(values):
@@ -386,7 +397,7 @@ class Rows(Preparation):
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}") from error
                 continue
-            advice, texts = f'leave it out with drop = ["{name}"]', as_texts(values)
+            advice, texts = how_to_drop(name, dropped), as_texts(values)
             meant = "" if name in categorical else looks_like(texts)
             if too_many_categories(values):
                 different = len(set(texts) - {""})
@@ -425,7 +436,7 @@ class Rows(Preparation):
                 f"{nearest(lacking[0], unknown)}; expected {', '.join(map(repr, names))}"
             )
         if unknown:
-            warnings.warn(f"the model does not use the columns {first_few(map(repr, unknown))}", stacklevel=3)
+            warn(f"the model does not use the columns {first_few(map(repr, unknown))}")
         inputs = np.zeros((size, self.features), np.float32)
         start = 0
         for column in self.columns if size else ():
@@ -480,10 +491,9 @@ def _warn_of_unknown(column: Categories, values: Sequence[Any], inputs: Tensor) 
     rows = (~inputs.bool().any(1)).nonzero().flatten().tolist()
     unknown = [text for text in as_texts([values[row] for row in rows]) if text]
     if unknown:
-        warnings.warn(
+        warn(
             f"column {column.name!r}: {len(unknown)} of {len(values)} values are unknown to the model, such "
-            f"as {unknown[0][:40]!r}; they count as no category",
-            stacklevel=3,
+            f"as {unknown[0][:40]!r}; they count as no category"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from calibrant import arguments
 from calibrant.printable import first_few
 from calibrant.sizes import check_torch_file
+from calibrant.warning import warn
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """Endings of files of weights."""
@@ -70,7 +70,7 @@ def load_weights(
             raise ValueError(
                 f"{sizes} ({', '.join(head)}): replace_head = true starts the last layer from random weights"
             )
-        warnings.warn(f"{sizes}: the last layer starts from random weights ({', '.join(head)})", stacklevel=2)
+        warn(f"{sizes}: the last layer starts from random weights ({', '.join(head)})")
     model.load_state_dict({**state, **{name: expected[name] for name in head}})
     return tuple(head)
 
