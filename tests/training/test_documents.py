@@ -134,6 +134,6 @@ def test_fields_and_criteria_exist() -> None:
 
 def test_the_rule_for_compiling_is_stated() -> None:
     (rule,) = [cells[1] for cells in rows(section(TRAINING, "On a GPU")) if cells[0] == "`auto` (default)"]
-    assert f"{COMPILE_SECONDS:g} seconds to compile, or {CACHED_COMPILE_SECONDS:g} if" in rule
+    assert f"takes {COMPILE_SECONDS:g} seconds, or {CACHED_COMPILE_SECONDS:g} if" in rule
     assert TIME_SAVED == 0.25
-    assert "a quarter of the remaining time saved" in rule
+    assert "makes the rest of the run a quarter shorter" in rule
