@@ -484,7 +484,7 @@ def data_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = 
     notes = []
     for each, name in zip(evaluations, names or [each.name for each in evaluations], strict=True):
         for note in filter(None, (_chance_note(each), _zeros_note(each))):
-            notes.append(f"{name}: {note}." if len(evaluations) > 1 else f"{note}.")
+            notes.append(f"{name}: {note}." if len(evaluations) > 1 else f"{note[0].upper()}{note[1:]}.")
     return notes
 
 

@@ -245,7 +245,7 @@ def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
     nll, saved = evaluation.nll, evaluation.nll_calibration
     if predicts_by_chance(evaluation) or zeros_matter(evaluation):
         # Of no use, or the best for zeros, which spoils the other elements.
-        return [_capital(note) for note in data_notes([evaluation])]
+        return data_notes([evaluation])
     if not nll or saved is None:
         return []
     share = f"{number_text(saved, False)} of an NLL of {number_text(nll, False)} ({100 * saved / nll:.0f} %)"
