@@ -161,6 +161,7 @@ def render_report(
         for evaluation in evaluations
     ]
     binary = all(evaluation.binary for evaluation in evaluations)
+    labels = any(evaluation.labels for evaluation in evaluations)
     said = _verdict(evaluations, table, warning, summary, fitted)
     notes = [pixels_note(evaluations)] if pixels else []
     notes = [*filter(None, notes), *data_notes(evaluations, names)]
@@ -177,7 +178,7 @@ def render_report(
             "summary": "Figures",
             **({"reliability": "Reliability"} if picture else {}),  # otherwise in the verdict
             **({"selective": "Selective prediction"} if risks else {}),
-            **({"classes": "Classes"} if shown else {}),
+            **({"classes": "Labels" if labels else "Classes"} if shown else {}),
             **({"groups": "Groups"} if any(groups_of_classes) else {}),
         },
         verdict=said,
@@ -196,7 +197,7 @@ def render_report(
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
         intervals_note=intervals_note(evaluations),
         binary=binary,
-        labels=any(evaluation.labels for evaluation in evaluations),
+        labels=labels,
         notes=[note for note in notes if note not in said.sentences],
         axes=charts.axes(binary),
         diagrams=[charts.reliability_bins(each.reliability, each.binary) for each in evaluations],
