@@ -53,7 +53,7 @@ class Registry(UserDict[str, T]):
         return self
 
     def copy(self) -> Self:
-        """A copy. Its parts are not checked again: one may have been moved behind those that need it."""
+        """A copy. Parts are not checked again: by now one may come after those that depend on it."""
         return copy(self)
 
     def __setitem__(self, key: str, part: T) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calibrant import calibrators
 from calibrant.calibrators import CALIBRATORS, Calibrator, Identity, create_calibrator
-from calibrant.calibrators.streaming import Scaling
+from calibrant.calibrators.streaming import HeldOut, Scaling
 
 
 def another(annotation, default):
@@ -206,8 +206,11 @@ class Scaled(Calibrator):
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (lambda rows: rows[:, :1], r"floating-point logits of shape \(3, 4\), got .* of shape \(3, 1\)"),
-        (lambda rows: rows > 0, r"floating-point logits of shape \(3, 4\), got torch.bool of shape \(3, 4\)"),
+        (lambda rows: rows[:, :1], r"floating-point logits of shape \(20, 4\), got .* of shape \(20, 1\)"),
+        (
+            lambda rows: rows > 0,
+            r"logits of shape \(20, 4\), got torch.bool of shape \(20, 4\)",
+        ),
         (lambda rows: rows.tolist(), r"Scaled.transform must return logits, got list"),
         (lambda rows: rows.sqrt(), r"Scaled.transform must return logits, .* got NaN for logits such as \["),
     ],
@@ -215,8 +218,16 @@ class Scaled(Calibrator):
 def test_what_a_transform_must_return(result: Callable[[Tensor], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Scaled(result=result).fit(torch.randn(20, 4), torch.arange(20) % 4)
-    with pytest.raises(ValueError, match=r"logits of shape \(4, 3\), got"):
-        Scaled(result=lambda rows: rows.T).fit(torch.randn(20, 3), torch.arange(20) % 3)
+    for samples in (20, 4):
+        with pytest.raises(ValueError, match=r"logits of shape \(\d+, 4\), got"):
+            Scaled(result=lambda rows: rows.T).fit(torch.randn(samples, 4), torch.arange(samples) % 4)
+
+
+def test_the_example_of_what_is_not_calibrated_is_one() -> None:
+    logits = torch.arange(1.0, 21).view(5, 4)
+    logits[3, 2] = -7
+    with pytest.raises(ValueError, match=r"got NaN for logits such as \[13.0, 14.0, -7.0, 16.0\]"):
+        Scaled(result=Tensor.sqrt).fit(logits, torch.arange(5) % 4)
 
 
 def test_a_transform_need_not_take_equal_logits() -> None:
@@ -224,16 +235,37 @@ def test_a_transform_need_not_take_equal_logits() -> None:
     assert calibrator.fit(torch.randn(20, 4), torch.arange(20) % 4).num_classes == 4
 
 
-def test_an_error_of_a_fit_keeps_the_one_before() -> None:
-    class Own(Scaled):
-        def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
-            self.learn("scale", rows.std())
+class OnlyFour(Scaled):
+    """Learns a number, and returns four logits of whatever it is fitted to."""
 
-        def transform(self, rows: Tensor) -> Tensor:
-            return rows[:, :4] * self.learned("scale", rows)
+    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+        self.learn("scale", rows.std())
 
-    calibrator = Own().fit(torch.randn(20, 4), torch.arange(20) % 4)
-    before = str(calibrator), calibrator.state_dict()
+    def transform(self, rows: Tensor) -> Tensor:
+        return rows[:, :4] * self.learned("scale", rows)
+
+
+class OnlyFourInPasses(Scaling):
+    """The same, fitted in passes."""
+
+    key = "in-passes"
+    transform = OnlyFour.transform
+
+    def fit_passes(self, data: HeldOut) -> None:
+        self.learn("scale", float(data.samples))
+
+
+class OnlyFourAsParameter(OnlyFour):
+    """The same, with its number as a parameter."""
+
+    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+        self.scale = torch.nn.Parameter(rows.std())
+
+
+@pytest.mark.parametrize("kind", [OnlyFour, OnlyFourInPasses, OnlyFourAsParameter])
+def test_an_error_of_a_fit_keeps_the_one_before(kind: type[Calibrator]) -> None:
+    calibrator = kind().fit(torch.randn(20, 4), torch.arange(20) % 4)
+    before = str(calibrator), {name: value.clone() for name, value in calibrator.state_dict().items()}
     with pytest.raises(ValueError, match="must return floating-point logits"):
         calibrator.fit(torch.randn(20, 6), torch.arange(20) % 6)
     assert str(calibrator) == before[0]

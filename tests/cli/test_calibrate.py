@@ -169,6 +169,13 @@ def test_rows_that_the_calibrator_was_fitted_to_are_counted(tmp_path, file):
     said = run_calibrate(file, "--test", tmp_path / "half.npz", "--report", page).stdout
     assert f"also fitted to {rows} of half.npz, so the figures flatter it" in " ".join(said.split())
     assert f"({rows} are the same, so the figures flatter it)." in page.read_text()
+    for seed in (1, 2):  # independent single logits of few digits, of which some are equal by chance
+        scores = np.random.default_rng(seed).normal(size=8000).round(4)
+        np.savez(
+            tmp_path / f"{seed}.npz", logits=scores, labels=(scores > 0).astype(int) ^ (scores.round(1) > 1)
+        )
+    single = tmp_path / "1.npz", "--test", tmp_path / "2.npz", "--binary"
+    assert "flatter" not in run_calibrate(*single).stdout
     few = torch.arange(20).repeat(10)  # rows that are equal anyway
     np.savez(tmp_path / "few.npz", logits=logits[few], labels=labels[few])
     assert "flatter" not in run_calibrate(file, "--test", tmp_path / "few.npz").stdout

@@ -611,12 +611,13 @@ def test_several_runs_do_not_go_into_the_folder_of_one(command, kept):
     )
 
 
-def test_a_run_does_not_go_into_the_folder_of_several():
-    Path("a/runs/ce-seed0").mkdir(parents=True)
-    Path("a/runs/ce-seed0/recipe.toml").touch()
+@pytest.mark.parametrize("run", ["a/runs/ce-seed0", "a/margin=4/runs/cals-alm-seed0"])
+def test_a_run_does_not_go_into_the_folder_of_several(run):
+    Path(run).mkdir(parents=True)
+    Path(run, "recipe.toml").touch()
     assert fail_at_once("train", "digits-lt", *QUICK, "--output", "a") == (
-        "calibrant: a holds several runs, such as a/runs/ce-seed0, expected a folder for one run; choose "
-        "another one with --output"
+        f"calibrant: a holds several runs, such as {run}, expected a folder for one run; choose another one "
+        "with --output"
     )
     Path("a/result.json").touch()  # those of earlier versions may hold both
     assert "holds several runs" not in fail("train", "digits-lt", *QUICK, "--output", "a")

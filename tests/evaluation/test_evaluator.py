@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from calibrant import metrics
 from calibrant.evaluation import Evaluation, Evaluator, GroupFigures, Reliability, evaluate, evaluator
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.evaluation.figures import intervals_note
+from calibrant.evaluation.figures import data_notes, intervals_note
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import as_logits
 from calibrant.metrics import METRICS, ClassGaps, Predictions, calibration_test, resampling
@@ -1491,18 +1491,22 @@ def test_kde_over_images_is_refused() -> None:
         evaluate(logits[:, :, None], target[:, None], per_image=True, kde=True, resamples=0)
 
 
-@pytest.mark.parametrize("binary", [False, True])
-def test_labels_that_the_logits_do_not_predict_are_told(binary: bool) -> None:
-    classes = 2 if binary else 4
-    logits = torch.randn(600, classes, generator=torch.Generator().manual_seed(0))
+def test_labels_that_the_logits_do_not_predict_are_told() -> None:
+    logits = torch.randn(600, 4, generator=torch.Generator().manual_seed(0))
     target = logits.argmax(1)
     target[:100] = 0
-    note = "the logits predict these labels no better than equal probabilities for all classes. Check that"
-    moved = (target + 1) % classes  # as labels that count from 1, or rows in another order
-    if binary:
-        logits = logits[:, 1] - logits[:, 0]
-    said, expected = (str(evaluate(logits, each, binary=binary, resamples=0)) for each in (moved, target))
-    assert note in said
-    assert note not in expected
-    few = evaluate(logits[:10], moved[:10], binary=binary, resamples=0)
-    assert note not in str(few)
+    moved = (target + 1) % 4  # as labels that count from 1
+    note = "the logits predict these labels not significantly better than equal probabilities for all classes"
+    assert note in str(evaluate(logits, moved, resamples=0))
+    assert note not in str(evaluate(logits, target, resamples=0))
+    assert note not in str(evaluate(logits[:50], moved[:50], resamples=0))  # too few to tell
+    both = [evaluate(factor * logits, moved, name=f"{factor}", resamples=0) for factor in (1, 2)]
+    (said,) = data_notes(both)
+    assert said.startswith("1, 2: even with the best temperature")
+
+
+def test_a_missing_offset_of_single_logits_is_no_chance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(2000, generator=generator)
+    target = (scores > 2).long()
+    assert "equal probabilities" not in str(evaluate(5 * scores, target, binary=True, resamples=0))

@@ -91,7 +91,7 @@ class FittedLayer(nn.Module, ABC):
             if any(hasattr(label, name) for label in modules.get("labels", ())):
                 hint = f"each label has one of its own, such as .labels[0].{name}"
             elif vars(self).get("num_classes") is None and not name.startswith("_"):
-                hint = "what it learns is there after fit(logits, target)"
+                hint = "if it is learned, it is there after fit(logits, target)"
             else:
                 raise
             raise AttributeError(f"{error}; {hint}", name=name, obj=self) from None
@@ -138,7 +138,9 @@ class FittedLayer(nn.Module, ABC):
 
     @contextmanager
     def _as_before_on_error(self) -> Iterator[None]:
-        before = {**vars(self), "_buffers": dict(self._buffers), "_modules": dict(self._modules)}
+        """Undo what was learned or set, if an error is raised. Tensors changed in place stay changed."""
+        registered = ("_buffers", "_parameters", "_modules")
+        before = vars(self) | {name: dict(vars(self)[name]) for name in registered}
         try:
             yield
         except BaseException:
@@ -240,11 +242,11 @@ class FittedLayer(nn.Module, ABC):
 
     def learned(self, name: str, like: Tensor) -> Tensor:
         """Learned state in another tensor's type and on its device."""
-        value = getattr(self, name, None)
-        if not isinstance(value, Tensor):
+        if self._buffers.get(name) is None and self._parameters.get(name) is None:
             raise RuntimeError(
                 f"{type(self).__name__} has learned no {name!r}: call self.learn({name!r}, value) in fit_rows"
             )
+        value: Tensor = getattr(self, name)
         return value.to(like.device, like.dtype)
 
     def options(self) -> dict[str, Any]:
@@ -395,7 +397,8 @@ class Calibrator(FittedLayer):
         """Refuse a user's `transform` that returns anything but logits: broadcasting would hide it."""
         if self.from_calibrant:
             return
-        rows = rows[: 3 if rows.shape[1] != 3 else 4]  # not as many as classes: rows are no columns
+        if len(rows) == rows.shape[1]:  # so that rows are not taken for columns
+            rows = rows[1:]
         found, name = self.transform(rows), f"{type(self).__name__}.transform"
         if not isinstance(found, Tensor):
             raise ValueError(f"{name} must return logits, got {type(found).__name__}")
@@ -405,7 +408,7 @@ class Calibrator(FittedLayer):
                 f"of shape {tuple(found.shape)}"
             )
         if found.isnan().any():
-            example = [round(logit, 4) for logit in rows[0].tolist()]
+            example = [round(logit, 4) for logit in rows[found.isnan().any(1)][0].tolist()]
             raise ValueError(
                 f"{name} must return logits, -inf for probability 0; got NaN for logits such as {example}"
             )

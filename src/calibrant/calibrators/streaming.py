@@ -85,6 +85,11 @@ class HeldOut:
             return elements
         return elements.with_changes(_valid=elements.valid & ~elements.ruled_out, all_valid=False)
 
+    def first_rows(self) -> Tensor:
+        """The logits ``(n, K)`` of the first batch with elements, in float64."""
+        found = (self._elements(*_pair(batch)).rows for batch in self.batches)
+        return next(filter(len, found)).double()
+
     def sums(self, function: Callable[..., Sums], of_images: OfImages | None = None) -> list[Tensor]:
         """Add up what a function computes from blocks of the data, in one pass.
 
@@ -207,7 +212,7 @@ class FittedInPasses(FittedLayer):
         return self._fit_to(batches, ignore_index)
 
     def _fit_to(self, batches: Batches, ignore_index: int, *, in_memory: bool = False) -> Self:
-        with torch.no_grad():
+        with self._as_before_on_error(), torch.no_grad():
             data = HeldOut(batches, ignore_index, in_memory=in_memory)
             if data.ruled_out and not self.copes_with_zeros:
                 warn(
@@ -217,7 +222,9 @@ class FittedInPasses(FittedLayer):
                     "probabilities with more digits or smoothed ones, (n p + 1) / (n + K) of n votes"
                 )
             self.fit_passes(data)
-        self.fitted_to(data.counts)
+            self.fitted_to(data.counts)
+            if not self.from_calibrant:
+                self.check_results(data.first_rows())
         return self
 
 

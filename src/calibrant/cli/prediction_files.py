@@ -36,7 +36,7 @@ EXACT_LIMIT = 1 << 30
 """The most bytes of logits that are loaded into memory by default."""
 
 _FEW = 4  # the most weights in a line of text
-_MOSTLY_DIFFERENT, _FEWEST_SHARED = 0.9, 10
+_MOST_REPEATED, _FEWEST_SHARED = 0.1, 10
 
 
 def load(file: PredictionFile, stream: bool | None = None) -> Batch | None:
@@ -261,15 +261,22 @@ def same_content(one: PredictionFile, other: PredictionFile) -> bool:
 
 
 def shared_rows(one: Batch, other: Batch) -> int:
-    """How many rows of logits are also in other predictions.
-
-    0 if they are very few, or if rows are often equal anyway, as those of trees.
-    """
-    rows, known = ([row.tobytes() for row in logits.double().numpy()] for logits, _ in (one, other))
-    if len(set(rows)) < _MOSTLY_DIFFERENT * len(rows):
+    """How many rows of logits are also in other predictions, if chance does not explain it; else 0."""
+    rows, known = _hashes(one[0]), _hashes(other[0])
+    repeated = len(rows) - len(torch.unique(rows))
+    if repeated > _MOST_REPEATED * len(rows):  # those of trees are often equal
         return 0
-    shared = sum(map(set(known).__contains__, rows))
-    return shared if shared >= _FEWEST_SHARED else 0
+    by_chance = 2 * repeated * len(known) / len(rows)  # as often as within the rows themselves
+    shared = int(torch.isin(rows, known).sum())
+    return shared if shared >= min(_FEWEST_SHARED, len(rows)) and shared > 4 * by_chance else 0
+
+
+def _hashes(logits: Tensor) -> Tensor:
+    """A whole number for each row, equal for equal rows, ``(N,)``."""
+    rows = logits.reshape(len(logits), -1)
+    odd = 2 * torch.randint(2**62, rows.shape[1:], generator=torch.Generator().manual_seed(0)) + 1
+    step = max(1, 2**22 // len(odd))
+    return torch.cat([(part.double().view(torch.int64) * odd).sum(1) for part in torch.split(rows, step)])
 
 
 def check_same_classes(first: PredictionFile, other: PredictionFile) -> None:

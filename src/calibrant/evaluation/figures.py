@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
@@ -481,32 +482,39 @@ def data_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = 
 
     ``names`` replace those of the evaluations.
     """
-    notes = []
+    about = defaultdict[str, list[str]](list)
     for each, name in zip(evaluations, names or [each.name for each in evaluations], strict=True):
         for note in filter(None, (_chance_note(each), _zeros_note(each))):
-            notes.append(f"{name}: {note}." if len(evaluations) > 1 else f"{note[0].upper()}{note[1:]}.")
-    return notes
+            about[note].append(name)
+    if len(evaluations) == 1:
+        return [f"{note[0].upper()}{note[1:]}." for note in about]
+    return [f"{', '.join(named)}: {note}." for note, named in about.items()]
 
 
 def _chance_note(evaluation: Evaluation) -> str:
     if not predicts_by_chance(evaluation):
         return ""
     return (
-        "even with the best temperature, the logits predict these labels no better than equal probabilities "
-        "for all classes. Check that both are in the same order, and that labels count the classes from 0"
+        "even with the best temperature, the logits predict these labels not significantly better than equal "
+        "probabilities for all classes. Check that both are in the same order, and that labels count the "
+        "classes from 0"
     )
 
 
 def predicts_by_chance(evaluation: Evaluation) -> bool:
-    """Whether the logits, at the best temperature, are not significantly better than no logits at all."""
-    left = evaluation.metrics["nll_refinement"]
-    classes = 2 if evaluation.binary else evaluation.num_classes
-    if left is None or evaluation.per_image or evaluation.samples < _FEW:
+    """Whether the logits, at the best temperature, are not significantly better than no logits at all.
+
+    False for two classes: a good model may need an offset there, which no temperature replaces.
+    """
+    left, classes = evaluation.metrics["nll_refinement"], evaluation.num_classes
+    if left is None or evaluation.binary or classes == 2:
+        return False
+    if evaluation.per_image or evaluation.samples < _FEW:
         return False
     return 2 * evaluation.samples * (math.log(classes) - left) < _LIKELIHOOD_RATIO
 
 
-_FEW = 20
+_FEW = 100
 _LIKELIHOOD_RATIO = 3.84  # the 95 % quantile of chi-squared with one degree of freedom
 
 

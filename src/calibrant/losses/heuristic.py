@@ -30,7 +30,7 @@ class ExcessStatistics(Statistics):
 
     Attributes:
         excess: ``(K,)``, summed ``max(0, max_j l_j - l_k - m)``.
-        squares: with ``evidence``, which needs standard errors, ``(K,)``: the summed square of this distance.
+        squares: only with ``evidence``: the summed square of this distance, ``(K,)``, for standard errors.
     """
 
     excess: Tensor

@@ -28,8 +28,8 @@ class MarginStatistics(Statistics):
     Attributes:
         slope: ``(K,)``, summed slope of the penalty.
         violation: ``(K,)``, summed violation ``z``.
-        squares: with ``evidence``, which needs standard errors, ``(K,)`` each: the summed squares of the
-            slope minus the current λ and of the violation.
+        squares: only with ``evidence``: the summed squares of the slope minus the current λ, and of the
+            violation, ``(K,)`` each, for standard errors.
     """
 
     slope: Tensor

@@ -232,12 +232,14 @@ def _warn_of_counted(path: Path, counted: Sequence[str], options: Mapping[str, A
     """
     dropped, target = options.get("drop", ()), options["target"]
     targets = (target,) if isinstance(target, str) else target
-    for name in counted:
-        if name not in (*dropped, *targets):
-            warn(
-                f"{path}: column {name!r} counts the rows and is now an input: where the rows are sorted, it "
-                f"tells the class; {how_to_drop(name, dropped)}"
-            )
+    names = [name for name in counted if name not in (*dropped, *targets)]
+    if names:
+        several = len(names) > 1
+        warn(
+            f"{path}: column{'s' * several} {_quoted(names)} count{'s' * (not several)} the rows and "
+            f"{'are now inputs' if several else 'is now an input'}: where the rows are sorted, this tells "
+            f"the class; {how_to_drop(names, dropped)}"
+        )
 
 
 def _check_rows(path: Path, labels: Sequence[Any], size: int, given: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,11 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
     """Refuse a folder that cannot be written to, or that holds a run of another recipe or several runs."""
     check_writable(folder)
     begun = has_begun(folder)
-    if not begun and (one := next(folder.glob(f"runs/*-seed*/{RECIPE}"), None)):  # named by `folder_of`
+    runs = (
+        f"runs/*-seed*/{RECIPE}",
+        f"*/runs/*-seed*/{RECIPE}",
+    )  # of a comparison, of a sweep; see `folder_of`
+    if not begun and (one := next(chain.from_iterable(map(folder.glob, runs)), None)):
         raise RecipeError(
             f"{folder} holds several runs, such as {one.parent}, expected a folder for one run; choose "
             "another one with --output"

@@ -83,7 +83,8 @@ class TensorSplit(Split):
     >>> part.batch(torch.tensor([2]))
     (tensor([[4., 5.]]), tensor([1]))
 
-    ``normalisation`` is the one that the inputs ``(N, ...)`` have been through.
+    ``normalisation`` is the one that the inputs ``(N, ...)`` have been through. Subclasses are dataclasses
+    too, so that parts of them can be made.
     """
 
     inputs: Inputs

@@ -215,15 +215,15 @@ def too_many_categories(values: Sequence[Any]) -> bool:
     return different > MAX_CATEGORIES or not repeats(different, len(values))
 
 
-def how_to_drop(name: str, dropped: Sequence[str]) -> str:
-    """How to leave out a further column. The list has all of them, because it replaces the one before.
+def how_to_drop(names: Sequence[str], dropped: Sequence[str]) -> str:
+    """How to leave out further columns. The list has all of them, because it replaces the one before.
 
-    >>> print(how_to_drop("since", ["id"]))
+    >>> print(how_to_drop(["since"], ["id"]))
     leave it out with --set 'data.drop=["id", "since"]' or, in a recipe, drop = ["id", "since"] under [data]
     """
-    every = to_toml_value([*dropped, name])
-    option = shlex.quote(f"data.drop={every}")
-    return f"leave it out with --set {option} or, in a recipe, drop = {every} under [data]"
+    every = to_toml_value([*dropped, *names])
+    option, them = shlex.quote(f"data.drop={every}"), "it" if len(names) == 1 else "them"
+    return f"leave {them} out with --set {option} or, in a recipe, drop = {every} under [data]"
 
 
 def _spellings(labels: Sequence[str | int]) -> dict[str, str]:
@@ -397,7 +397,7 @@ class Rows(Preparation):
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}") from error
                 continue
-            advice, texts = how_to_drop(name, dropped), as_texts(values)
+            advice, texts = how_to_drop([name], dropped), as_texts(values)
             meant = "" if name in categorical else looks_like(texts)
             if too_many_categories(values):
                 different = len(set(texts) - {""})
@@ -410,6 +410,7 @@ class Rows(Preparation):
                     f"{where}: its texts become categories; {meant}. Or {advice}. If they are meant as "
                     f'categories, set categorical = ["{name}"]'
                 )
+                dropped.append(name)  # in the advice about further columns
             fitted.append(Categories.fit(name, [values[row] for row in rows.tolist()]))
         return cls(fitted, ignored, target)
 
