@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
@@ -478,27 +477,24 @@ def _more_resamples(evaluation: Evaluation) -> int:
 
 
 def data_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> list[str]:
-    """A note for each evaluation whose labels do not fit its logits: by their order, or by zeros.
+    """Notes on evaluations whose labels do not fit their logits: by their order, or by zeros.
 
     ``names`` replace those of the evaluations.
     """
-    about = defaultdict[str, list[str]](list)
-    for each, name in zip(evaluations, names or [each.name for each in evaluations], strict=True):
-        for note in filter(None, (_chance_note(each), _zeros_note(each))):
-            about[note].append(name)
-    if len(evaluations) == 1:
-        return [f"{note[0].upper()}{note[1:]}." for note in about]
-    return [f"{', '.join(named)}: {note}." for note, named in about.items()]
+    named = list(zip(names or [each.name for each in evaluations], evaluations, strict=True))
+    notes = [(name, note) for name, each in named if (note := _zeros_note(each))]
+    if by_chance := [name for name, each in named if predicts_by_chance(each)]:
+        notes.insert(0, (", ".join(by_chance), _BY_CHANCE))
+    if len(named) == 1:
+        return [f"{note[0].upper()}{note[1:]}." for _, note in notes]
+    return [f"{name}: {note}." for name, note in notes]
 
 
-def _chance_note(evaluation: Evaluation) -> str:
-    if not predicts_by_chance(evaluation):
-        return ""
-    return (
-        "even with the best temperature, the logits predict these labels not significantly better than equal "
-        "probabilities for all classes. Check that both are in the same order, and that labels count the "
-        "classes from 0"
-    )
+_BY_CHANCE = (
+    "even with the best temperature, the logits predict these labels not significantly better than equal "
+    "probabilities for all classes. Check that both are in the same order, and that labels count the classes "
+    "from 0"
+)
 
 
 def predicts_by_chance(evaluation: Evaluation) -> bool:
