@@ -31,6 +31,9 @@ _FORMAT = max(metric.since for metric in METRICS.values())
 LITTLE = 0.02
 """The part of an NLL that is not worth a calibrator."""
 
+_FEW = 100  # with fewer elements, a model is not told from chance
+_LIKELIHOOD_RATIO = 3.84  # the 95 % quantile of chi-squared with one degree of freedom
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -508,10 +511,6 @@ def predicts_by_chance(evaluation: Evaluation) -> bool:
     if evaluation.per_image or evaluation.samples < _FEW:
         return False
     return 2 * evaluation.samples * (math.log(classes) - left) < _LIKELIHOOD_RATIO
-
-
-_FEW = 100
-_LIKELIHOOD_RATIO = 3.84  # the 95 % quantile of chi-squared with one degree of freedom
 
 
 def _zeros_note(evaluation: Evaluation) -> str:
