@@ -72,18 +72,20 @@ def _end_with_parent() -> None:
 def ray_cluster(jobs: int | None, purpose: str) -> Iterator[Any]:
     """The package Ray, connected to a cluster.
 
-    It is the cluster that this machine belongs to, or that the environment variable ``RAY_ADDRESS`` names, or
-    a new one on this machine, with ``jobs`` CPUs or all of them. ``purpose`` is what needs Ray, as the start
+    It is the cluster that ``ray start`` has started or joined on this machine, or that the environment
+    variable ``RAY_ADDRESS`` names, or a new one on this machine, with ``jobs`` CPUs or all of them. ``purpose`` is what needs Ray, as the start
     of a sentence, for the error if it is not installed. A killed worker process raises a `WorkerError`.
     """
     ray = optional_package("ray", "ray", purpose=purpose)
     started = not ray.is_initialized()
     if started:
         quiet = {"logging_level": "error", "log_to_driver": False}
+        # Not the address "auto": it also finds a cluster that another program started for itself, and this
+        # process would be killed when that program ends.
         try:
-            ray.init(address="auto", **quiet)
-        except ConnectionError:  # there is no cluster
-            ray.init(address="local", num_cpus=jobs, include_dashboard=False, **quiet)
+            ray.init(num_cpus=jobs, include_dashboard=False, **quiet)
+        except ValueError:  # a cluster that runs already has its own number of CPUs
+            ray.init(**quiet)
     try:
         yield ray
     except (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError) as error:

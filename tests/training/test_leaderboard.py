@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -227,6 +228,26 @@ def test_ray_evaluates_the_files_of_a_folder(tmp_path: Path) -> None:
     printed("evaluate", folder, "--resamples", 20, "--stream", "--json", one)
     printed("evaluate", folder, "--resamples", 20, "--json", several, "--jobs", 2, "--on", "ray")
     assert same(figures(one), figures(several))
+
+
+ANOTHER_PROGRAM = """
+from calibrant.processes import ray_cluster
+with ray_cluster(1, "this test") as ray:
+    print(ray.get_runtime_context().gcs_address)
+"""
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.filterwarnings("default")  # those of Ray itself
+def test_a_cluster_that_a_program_started_for_itself_is_its_own(programs: Path) -> None:
+    """Or else other programs would be killed when it ends."""
+    import ray
+
+    command = [str(programs / "python"), "-c", ANOTHER_PROGRAM]
+    other = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    ours = ray.get_runtime_context().gcs_address
+    assert ":" in other
+    assert other != ours
 
 
 def test_runs_of_another_recipe_are_refused(done: Path) -> None:
