@@ -147,18 +147,19 @@ def _empty_sums(device: torch.device) -> Tensor:
 
 def _tally(confidence: Tensor, correct: Tensor, valid: Tensor | None) -> Tensor:
     """The cells' sums ``(3, cells)`` of count, confidence and correctness, of elements ``(n,)``."""
-    sums = _empty_sums(confidence.device)
-    correct = correct.to(sums.dtype)
+    empty = _empty_sums(confidence.device)
     if valid is None:
-        values = (torch.ones_like(correct), confidence.to(sums.dtype), correct)
+        weight = empty.new_ones(()).expand(len(confidence))
     else:
-        weight = valid.to(sums.dtype)
+        weight = valid.to(empty.dtype)
         confidence = torch.where(valid, confidence, 1)
-        values = (weight, confidence.to(sums.dtype) * weight, correct * weight)
-    cell = _cell_of(confidence)
-    for total, value in zip(sums, values, strict=True):
-        total.index_add_(0, cell, value)
-    return sums
+    cells = empty.shape[1]
+    place = _cell_of(confidence) + cells * correct.long()  # the wrong elements of all cells, then the right ones
+    sums = empty.new_zeros(2, 2 * cells)
+    for total, values in zip(sums, (weight, confidence * weight), strict=True):
+        total.scatter_add_(0, place, values)  # twice as fast as index_add_
+    wrong, right = sums.view(2, 2, cells).unbind(1)
+    return torch.stack([*(wrong + right), right[0]])
 
 
 def _outcomes(elements: Elements) -> tuple[Tensor, Tensor]:
