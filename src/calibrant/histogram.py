@@ -154,7 +154,8 @@ def _tally(confidence: Tensor, correct: Tensor, valid: Tensor | None) -> Tensor:
         weight = valid.to(empty.dtype)
         confidence = torch.where(valid, confidence, 1)
     cells = empty.shape[1]
-    place = _cell_of(confidence) + cells * correct.long()  # the wrong elements of all cells, then the right ones
+    # The wrong elements of all cells, then the right ones.
+    place = _cell_of(confidence) + cells * correct.long()
     sums = empty.new_zeros(2, 2 * cells)
     for total, values in zip(sums, (weight, confidence * weight), strict=True):
         total.scatter_add_(0, place, values)  # twice as fast as index_add_

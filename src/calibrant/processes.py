@@ -73,8 +73,10 @@ def ray_cluster(jobs: int | None, purpose: str) -> Iterator[Any]:
     """The package Ray, connected to a cluster.
 
     It is the cluster that ``ray start`` has started or joined on this machine, or that the environment
-    variable ``RAY_ADDRESS`` names, or a new one on this machine, with ``jobs`` CPUs or all of them. ``purpose`` is what needs Ray, as the start
-    of a sentence, for the error if it is not installed. A killed worker process raises a `WorkerError`.
+    variable ``RAY_ADDRESS`` names, or a new one on this machine, with ``jobs`` CPUs or all of them. A killed
+    worker process raises a `WorkerError`.
+
+    ``purpose`` is what needs Ray, as the start of a sentence, for the error if it is not installed.
     """
     ray = optional_package("ray", "ray", purpose=purpose)
     started = not ray.is_initialized()
