@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from calibrant import arguments
@@ -119,6 +118,10 @@ LOSSES: arguments.Registry[type[Loss]] = arguments.Registry(
 """Every loss by its key."""
 
 
+_NUMBERS = (int, float, int | None, float | None, "int", "float", "int | None", "float | None")
+"""How options that are numbers are annotated; as texts under ``from __future__ import annotations``."""
+
+
 def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
     """Create a calibration loss by its key, such as ``"cals-alm"``.
 
@@ -139,7 +142,6 @@ def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
     valid = LOSSES[key].hyperparameters()
     arguments.check_known(f"loss {key!r}", hyperparameters, valid, "hyper-parameter")
     for name, value in hyperparameters.items():  # a loss from outside the package may not check
-        types = set(re.findall(r"\w+", str(valid[name].annotation)))  # of a type or of its text
-        if isinstance(value, str) and types & {"int", "float"} and types <= {"class", "int", "float", "None"}:
+        if isinstance(value, str) and valid[name].annotation in _NUMBERS:
             raise ValueError(f"{name} must be a number, got {value!r}")
     return LOSSES[key](num_classes, **hyperparameters)
