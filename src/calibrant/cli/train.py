@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -107,8 +106,7 @@ def train(
         say(f"{folder}: {tested}")
     calibrated = found is not None and found[0].key != "identity"
     if found is not None:
-        told = failure and found[1] and (found[1] in failure or failure in found[1])
-        reason = ", for the same reason" if told else f": {found[1]}"
+        reason = ", for the same reason" if found[1] == failure else f": {found[1]}"
         state = f"calibrated by {in_words(found[0])}" if calibrated else f"not calibrated{reason}"
         say(f"{folder / BUNDLE}: {state}{tested_bundle}")
     say("Next:")
@@ -146,7 +144,7 @@ def _test_figures(run: Run, stored: Calibrator | None) -> tuple[str, str, str]:
     The third text says why no temperature could be fitted; it is empty otherwise. All are empty without
     stored predictions, the second one also if the first has its figures.
     """
-    from calibrant.calibrators.base import UnchangedLabelsWarning
+    from calibrant.training.calibration import fitted_temperature
     from calibrant.training.runs import temperature_of
     from calibrant.training.validation import ValidationSums
 
@@ -160,13 +158,9 @@ def _test_figures(run: Run, stored: Calibrator | None) -> tuple[str, str, str]:
         errors = f"ECE {100 * found['ece']:.2f} %, NLL {found['nll']:.4f}"
         return f"test accuracy {100 * found['accuracy']:.2f} %, {errors}", errors
 
-    with warnings.catch_warnings(record=True, action="always") as caught:
-        warnings.simplefilter("ignore", UnchangedLabelsWarning)
-        scaled = run.calibrator("temperature")
-    assert scaled is not None
-    text, failure = f"{tested(None)[0]}; ", ""
-    if caught:  # as after a short run, or where all validation elements are right
-        failure = str(caught[0].message)
+    scaled, failure = fitted_temperature(run)
+    text = f"{tested(None)[0]}; "
+    if failure:  # as after a short run, or where all validation elements are right
         text += f"no temperature could be fitted to the validation data ({failure})"
     elif (temperature := temperature_of(scaled)) is None:
         text += "not calibrated, because the validation data have only one answer"

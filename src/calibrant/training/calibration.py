@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from calibrant.calibrators import Calibrator, Identity, Temperature, create_cali
 from calibrant.calibrators.base import UnchangedLabelsWarning
 from calibrant.calibrators.streaming import Scaling
 from calibrant.options import Choice, RecipeError
-from calibrant.training.runs import ALL_VALIDATED, Run, about_training, make_calibrator
+from calibrant.training.runs import Run, about_training, make_calibrator
 from calibrant.warning import warn
 
 _MANY = 1 << 22
@@ -33,6 +33,8 @@ def check_method(text: str) -> str:
 
 def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
     """A calibrator fitted to the validation data of a run, and the reason if it is the identity.
+
+    If the reason is that no temperature can be fitted, it is exactly that of `fitted_temperature`.
 
     ``method`` is as for `calibrant.training.bundle.write_bundle`. ``auto`` skips calibrators whose fit gives
     a warning, such as a temperature at its bound after few elements that are all predicted correctly. If the
@@ -54,29 +56,35 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
     try:
         for key, fit in _ranked(run):
             if key == Identity.key:
-                return identity, passed_over or (ALL_VALIDATED if _is_always_right(run) else NONE_BETTER)
+                unfit = "" if run.recipe.binary else fitted_temperature(run)[1]
+                return identity, passed_over or unfit or NONE_BETTER
             with warnings.catch_warnings(record=True, action="always") as caught, about_training():
                 found = fit()
-            serious = [each for each in caught if not issubclass(each.category, UnchangedLabelsWarning)]
-            if not serious:
+            message = _first_serious(caught)
+            if not message:
                 for each in caught:
                     warn(str(each.message), each.category)
                 return found, ""
-            message = " ".join(str(serious[0].message).split())
-            passed_over = passed_over or f"every better calibrator gives a warning ({key}: {message})"
+            if key != Temperature.key:
+                message = f"every better calibrator gives a warning ({key}: {message})"
+            passed_over = passed_over or message
     except ValueError as error:
         warn(f"no calibrator was fitted to the validation data: {error}")
         return identity, f"no calibrator could be fitted ({error})"
     return identity, passed_over or "there are too few labelled validation data to compare calibrators"
 
 
-def _is_always_right(run: Run) -> bool:
-    batches = run.predictions("validation")
-    return (
-        not run.recipe.binary
-        and isinstance(batches, list)
-        and all(bool(((logits.argmax(1) == labels) | (labels == -100)).all()) for logits, labels in batches)
-    )
+def fitted_temperature(run: Run) -> tuple[Calibrator, str]:
+    """Temperature scaling fitted to the validation data of a run, and if it means nothing, the reason."""
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        found = run.fitted(Temperature())
+    return found, _first_serious(caught)
+
+
+def _first_serious(caught: Iterable[warnings.WarningMessage]) -> str:
+    """The first warning of a fit that spoils it, in one line; empty if there is none."""
+    texts = (str(each.message) for each in caught if not issubclass(each.category, UnchangedLabelsWarning))
+    return " ".join(next(texts, "").split())
 
 
 def _identity(run: Run) -> Calibrator:
