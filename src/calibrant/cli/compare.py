@@ -136,4 +136,4 @@ def compare(
         say("")
         say(f"{heading} (%)")
         print_table(table, wide=wide)
-    say(f"{folder}: results.json, results.md, results.tex, plots, report.html")
+    say(f"{folder}: {', '.join(comparison_page.FILES)}, plots")

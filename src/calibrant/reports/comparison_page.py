@@ -86,7 +86,7 @@ def latex(comparison: Comparison) -> str:
     return "\n".join(parts)
 
 
-FILES = ("results.json", "results.md", "results.tex", "report.html")
+FILES = _JSON, _MARKDOWN, _LATEX, _PAGE = ("results.json", "results.md", "results.tex", "report.html")
 """The files that `write_comparison` writes beside the plots."""
 
 
@@ -96,7 +96,7 @@ def write_comparison(
     history: History | None = None,
     learned: Learned | None = None,
 ) -> None:
-    """Write ``results.json``, ``results.md``, ``results.tex``, ``plots/*.png`` and ``report.html``.
+    """Write `FILES` and ``plots/*.png``.
 
     Pictures of an earlier comparison in the folder are removed; other files are left alone.
 
@@ -117,9 +117,9 @@ def write_comparison(
     for stale in _own_pictures(target, learned or {}) - images.keys():
         (target / "plots" / stale).unlink(missing_ok=True)
     tables = {
-        "results.json": f"{comparison.to_json()}\n",
-        "results.md": markdown(comparison),
-        "results.tex": latex(comparison),
+        _JSON: f"{comparison.to_json()}\n",
+        _MARKDOWN: markdown(comparison),
+        _LATEX: latex(comparison),
     }
     replace_files(target, {**tables, **{f"plots/{name}": image for name, image in images.items()}})
     summary = Summary(
@@ -135,7 +135,7 @@ def write_comparison(
     evaluations = [method.evaluations(state)[0] for state in states for method in comparison.methods]
     write_report(
         evaluations,
-        target / "report.html",
+        target / _PAGE,
         title=comparison.title,
         summary=summary,
         segmentation=comparison.dense,
@@ -145,7 +145,7 @@ def write_comparison(
 def methods_in(folder: Path) -> list[str]:
     """The names of the methods in ``results.json``, in their order; none if it is missing or damaged."""
     try:
-        return list(map(str, json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]))
+        return list(map(str, json.loads((folder / _JSON).read_text(encoding="utf-8"))["runs"]))
     except (OSError, ValueError, LookupError, TypeError):
         return []
 
