@@ -87,10 +87,6 @@ def rewrite_table(path: Path, source: PredictionFile, batches: Iterable[Tensor])
         writer.writerows(rewritten(source.path, scores()))
 
 
-PROBABILITY_SUFFIXES = (".csv", ".npz", ".parquet")
-"""The suffixes of the files that `write_probabilities` writes."""
-
-
 def write_probabilities(
     path: Path,
     batches: Iterable[Tensor],
@@ -125,7 +121,7 @@ def write_probabilities(
     Raises:
         ValueError: a ``.csv`` or ``.parquet`` file cannot have several predictions for an input.
     """
-    writer = {".csv": _write_csv, ".parquet": _write_parquet}.get(path.suffix.lower())
+    writer = _TABLE_WRITERS.get(path.suffix.lower())
     names, class_names = (
         [text.encode("utf-8", "backslashreplace").decode("utf-8") for text in texts]
         for texts in (names, class_names)
@@ -269,3 +265,8 @@ WRITERS: dict[str, Callable[[IO[bytes], Arrays, Sequence[str] | None], None]] = 
     ".safetensors": _write_safetensors,
 }
 """For each suffix the function that writes such a file to a stream."""
+
+_TABLE_WRITERS = {".csv": _write_csv, ".parquet": _write_parquet}
+
+PROBABILITY_SUFFIXES = tuple(sorted([".npz", *_TABLE_WRITERS]))
+"""The suffixes of the files that `write_probabilities` writes."""
