@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrant import layout
-from calibrant.layout import along_classes, arrange, as_logits, blocks, computing_dtype, warn_of_probabilities
+from calibrant.layout import along_classes, arrange, as_logits, blocks, computing_dtype
 
 CPU = torch.device("cpu")
 
@@ -446,30 +446,6 @@ def test_large_batches_are_cut_by_default():
     assert len(list(blocks((100_000, 100), CPU))) > 10
     assert len(list(blocks((4, 20, 512 * 512), CPU))) > 10
     assert len(list(blocks((100_000, 100), torch.device("cuda")))) == 1
-
-
-def test_sigmoids_and_percentages_in_place_of_logits_are_noticed():
-    logits = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    with pytest.warns(UserWarning, match="lie in .0, 1., as those of sigmoids do"):
-        warn_of_probabilities(logits.sigmoid())
-    with pytest.warns(UserWarning, match="add up to 100, as percentages do"):
-        warn_of_probabilities(100 * logits.softmax(1))
-    with pytest.warns(UserWarning, match="add up to 1; pass their .log"):
-        warn_of_probabilities(logits.softmax(1))
-    # by chance, or without a message
-    for harmless in (
-        logits,
-        logits.sigmoid()[:19],
-        torch.zeros(50, 4),
-        2 * logits.sigmoid(),
-        torch.ones(50, 4),
-        (logits > 0).float(),  # votes
-        0.1 + 0.3 * logits.sigmoid(),  # cosines of CLIP
-        0.3 + 0.6 * logits.sigmoid(),  # cosines of features that are not negative
-        torch.tensor([0.05, 0.3, 0.6, 0.9]) + 0.01 * logits,  # of a network that has hardly been trained
-        torch.tensor([0.05, 0.5]) + 0.01 * logits[:, :2],
-    ):
-        warn_of_probabilities(harmless)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])

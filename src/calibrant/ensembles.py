@@ -8,7 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from calibrant.layout import as_decisions, as_pairs, computing_dtype, not_ignored, warn_of_probabilities
+from calibrant.layout import as_decisions, as_pairs, computing_dtype, not_ignored
+from calibrant.probabilities import warn_of_probabilities
 from calibrant.statistics import Statistics, sum_dtype
 
 __all__ = ["Diversity", "disagreement", "mutual_information", "pool"]

@@ -15,15 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning, is_tracing
 
-from calibrant.layout import (
-    answers,
-    arrange,
-    as_pairs,
-    check_floating,
-    computing_dtype,
-    warn_of_probabilities,
-)
+from calibrant.layout import answers, arrange, as_pairs, check_floating, computing_dtype
 from calibrant.printable import first_few
+from calibrant.probabilities import warn_of_probabilities
 from calibrant.statistics import device_only
 from calibrant.warning import warn
 

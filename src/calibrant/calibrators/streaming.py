@@ -11,7 +11,8 @@ from torch import Tensor
 
 from calibrant.calibrators.base import NOT_FINITE, NOTHING_TO_FIT, Batches, Calibrator, FittedLayer
 from calibrant.kernels.workers import in_threads, threads_for
-from calibrant.layout import Elements, arrange, blocks, warn_of_probabilities
+from calibrant.layout import Elements, arrange, blocks
+from calibrant.probabilities import warn_of_probabilities
 from calibrant.warning import warn
 
 Block = tuple[Tensor, ...]

@@ -13,7 +13,7 @@ from calibrant.evaluation.figures import (
     Reliability,
 )
 from calibrant.evaluation.parts import evaluate_parts
-from calibrant.layout import look_like_probabilities
+from calibrant.probabilities import look_like_probabilities
 from calibrant.processes import WorkerError
 
 __all__ = [

@@ -21,12 +21,13 @@ from calibrant.evaluation.intervals import figures_of, image_figures
 from calibrant.evaluation.sums import EvaluationSums, group_of_class
 from calibrant.histogram import bin_of_cells
 from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
-from calibrant.layout import Elements, answers, arrange, as_decisions, warn_of_probabilities
+from calibrant.layout import Elements, answers, arrange, as_decisions
 from calibrant.metrics.catalogue import METRICS, Options, element_values
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.resampling import ResampleProgress, bootstrap, bootstrap_histogram
 from calibrant.metrics.selective import risk_coverage
 from calibrant.metrics.uncertainty import bins_of_the_test, calibration_test
+from calibrant.probabilities import warn_of_probabilities
 from calibrant.statistics import adding
 
 # Above this number of draws, elements times resamples, data are drawn from the cells of the histogram.

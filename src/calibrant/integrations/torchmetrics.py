@@ -18,9 +18,10 @@ from torchmetrics import Metric
 from calibrant.arguments import label, true_or_false, whole_number
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.kernels import LogLikelihood, nan_if_invalid, reduce_classes
-from calibrant.layout import Elements, arrange, as_decisions, warn_of_probabilities
+from calibrant.layout import Elements, arrange, as_decisions
 from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
+from calibrant.probabilities import warn_of_probabilities
 from calibrant.statistics import Statistics, adding, device_only, sum_dtype
 
 __all__ = ["CalibrationError", "ClasswiseCalibrationError", "NegativeLogLikelihood", "SelectiveRisk"]

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from calibrant.kernels import nan_if_invalid
-from calibrant.layout import Elements, arrange, warn_of_probabilities
+from calibrant.layout import Elements, arrange
 from calibrant.losses.base import Loss, LossOptions
+from calibrant.probabilities import warn_of_probabilities
 from calibrant.statistics import Statistics, adding, sum_dtype
 from calibrant.warning import warn
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
-from calibrant.layout import check_floating, computing_dtype, warn_of_probabilities
+from calibrant.layout import check_floating, computing_dtype
+from calibrant.probabilities import warn_of_probabilities
 from calibrant.statistics import sum_dtype
 
 _PERCENT_TRUE_POSITIVES = 95

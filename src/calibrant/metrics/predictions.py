@@ -12,14 +12,8 @@ from torch import Tensor
 
 from calibrant.histogram import Bins, ConfidenceHistogram, RankedSums, bin_of, equal_width_edges, spread
 from calibrant.kernels import Block, visit
-from calibrant.layout import (
-    Elements,
-    Index,
-    answers,
-    arrange,
-    computing_dtype,
-    warn_of_probabilities,
-)
+from calibrant.layout import Elements, Index, answers, arrange, computing_dtype
+from calibrant.probabilities import warn_of_probabilities
 
 _RULED_OUT = -1e30
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from calibrant.layout import SUM_TOLERANCE, are_percentages, as_logits, decimals, tolerance_of_rounded
+from calibrant.layout import SUM_TOLERANCE, as_logits
 from calibrant.printable import first_few, one_line, row_of
+from calibrant.probabilities import are_percentages, decimals, tolerance_of_rounded
 from calibrant.sizes import check_memory
 
 Batch = tuple[Tensor, Tensor]

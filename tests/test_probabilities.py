@@ -9,9 +9,9 @@ import torch
 import calibrant
 from calibrant.calibrators import CALIBRATORS, create_calibrator, rank
 from calibrant.ensembles import Diversity, mutual_information, pool
-from calibrant.layout import look_like_probabilities
 from calibrant.losses import AdaptiveLoss
 from calibrant.metrics import METRICS, SCORES, Predictions, accuracy, classwise_ece, ece, nll, smooth_ece
+from calibrant.probabilities import look_like_probabilities, warn_of_probabilities
 from tests.cli.commands import succeed
 
 K = 4
@@ -144,6 +144,30 @@ def test_probabilities_that_add_up_to_1_within_the_tolerance_of_files():
     assert look_like_probabilities(ten.bfloat16().float())
     assert not look_like_probabilities(1.02 * PROBABILITIES)
     assert not look_like_probabilities(1.005 * PROBABILITIES[:1])  # a single element may be so by chance
+
+
+def test_sigmoids_and_percentages_in_place_of_logits_are_noticed():
+    logits = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="lie in .0, 1., as those of sigmoids do"):
+        warn_of_probabilities(logits.sigmoid())
+    with pytest.warns(UserWarning, match="add up to 100, as percentages do"):
+        warn_of_probabilities(100 * logits.softmax(1))
+    with pytest.warns(UserWarning, match="add up to 1; pass their .log"):
+        warn_of_probabilities(logits.softmax(1))
+    # by chance, or without a message
+    for harmless in (
+        logits,
+        logits.sigmoid()[:19],
+        torch.zeros(50, 4),
+        2 * logits.sigmoid(),
+        torch.ones(50, 4),
+        (logits > 0).float(),  # votes
+        0.1 + 0.3 * logits.sigmoid(),  # cosines of CLIP
+        0.3 + 0.6 * logits.sigmoid(),  # cosines of features that are not negative
+        torch.tensor([0.05, 0.3, 0.6, 0.9]) + 0.01 * logits,  # of a network that has hardly been trained
+        torch.tensor([0.05, 0.5]) + 0.01 * logits[:, :2],
+    ):
+        warn_of_probabilities(harmless)
 
 
 @pytest.mark.parametrize("function", [pool, mutual_information, lambda logits: Diversity.of(logits, TARGET)])
