@@ -25,12 +25,15 @@ from calibrant.training.data.columns import (
     as_texts,
     is_missing,
     is_numeric,
+    looks_like,
     read_columns,
+    repeats,
+    too_many_categories,
 )
 from calibrant.training.data.on_disk import ImageFileSplit
+from calibrant.training.data.raw_rows import how_to_drop
 from calibrant.training.data.safe_readers import image_size
 from calibrant.training.data.sampling import part_sizes
-from calibrant.training.data.table import how_to_drop, looks_like, repeats, too_many_categories
 from calibrant.training.data.text.encoding import tokens
 from calibrant.training.data.text.tables import read_others
 from calibrant.training.recipe import Recipe

@@ -19,6 +19,7 @@ from calibrant.training.data.built_in import synthetic_posterior
 from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.raw_arrays import ArrayPreparation
 from calibrant.training.data.raw_images import CentreCropPreparation, ImagePreparation
+from calibrant.training.data.raw_rows import Rows
 from calibrant.training.data.safe_readers import MissingDataError
 from calibrant.training.data.sampling import random_numbers, shuffled
 from calibrant.training.data.skew import skewed
@@ -68,7 +69,7 @@ DATA_SETS: dict[str, Callable[..., DataSets]] = {
 
 _KINDS: tuple[type[Preparation], ...] = (
     *(ArrayPreparation, ImagePreparation, CentreCropPreparation, segmentation.PaddedPreparation),
-    *(table.Rows, text.WordPreparation, text.TokenPreparation),
+    *(Rows, text.WordPreparation, text.TokenPreparation),
 )
 PREPARATIONS: dict[str, type[Preparation]] = {kind.kind: kind for kind in _KINDS}
 """Every preparation by its kind."""

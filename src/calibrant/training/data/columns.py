@@ -1,4 +1,4 @@
-"""The columns of a table: read from CSV, TSV and Parquet files, and as numbers or as texts."""
+"""The columns of a table: read from CSV, TSV and Parquet files, as numbers, texts or categories."""
 
 from __future__ import annotations
 
@@ -60,6 +60,13 @@ _MISSING = frozenset(("", "?", "na", "n/a", "nan", "none", "null"))
 
 _BYTES = 64
 """The memory of a short text in Python, and of its place in a list."""
+
+
+MAX_CATEGORIES = 1000
+"""The most different texts of a column."""
+
+_ALWAYS_ALLOWED = 20
+"""Different values that a column may have, however few its rows are."""
 
 
 def read_columns(path: Path) -> FileColumns:
@@ -228,3 +235,46 @@ def _uniform(text: str) -> str:
         return re.sub(r"^([+-]?\d+)\.0+$", r"\1", text)
     lower = text.lower() if len(text) in (4, 5) else ""
     return lower if lower in ("true", "false") else text
+
+
+_YEAR, _MONTH, _DAY = r"(19|20)\d\d", r"(0?[1-9]|1[0-2])", r"(0?[1-9]|[12]\d|3[01])"
+_NOT_CATEGORIES = {
+    "numbers with commas: write 1.5 for 1,5 and 1234 for 1,234": (
+        r"[+-]?(\d+(,\d+)?|\d{1,3}(,\d{3})*(\.\d+)?)"
+    ),
+    "dates: make numbers of them, such as the month or the days since a day": (
+        rf"({_YEAR}[-/.]{_MONTH}[-/.]{_DAY}|({_DAY}[-/.]{_MONTH}|{_MONTH}/{_DAY})[-/.]{_YEAR})([ T].*)?"
+    ),
+}
+"""What columns of texts can be that are not meant as categories, and the form of such texts."""
+
+
+def looks_like(texts: Sequence[str]) -> str:
+    """What a column of texts seems to be instead of categories, and what to do about it; "" if nothing.
+
+    >>> looks_like(["2020-01-31", "2020-02-01", "2020-02-02"])
+    'they look like dates: make numbers of them, such as the month or the days since a day'
+    """
+    distinct = {text: None for text in texts if text}
+    for what, form in _NOT_CATEGORIES.items():
+        if len(distinct) > 2 and all(re.fullmatch(form, text) for text in distinct):
+            return f"they look like {what}"
+    odd = [text for text in distinct if not is_numeric([text])]
+    words = [text for text in odd if not is_numeric([re.sub("[,%$€£]", "", text)])]
+    if odd and len(distinct) > _ALWAYS_ALLOWED and 2 * len(words) < len(distinct):
+        return (
+            f"{len(distinct) - len(words)} of them look like numbers, but texts such as {odd[0][:40]!r} "
+            "are not plain numbers: write 1234.5, and leave cells without a number empty"
+        )
+    return ""
+
+
+def repeats(different: int, rows: int) -> bool:
+    """Whether so many different values of so many rows can be classes or categories."""
+    return different <= max(_ALWAYS_ALLOWED, rows // 2)
+
+
+def too_many_categories(values: Sequence[Any]) -> bool:
+    """Whether a column of texts has too many different ones to be categorical, as names or comments have."""
+    different = len(set(as_texts(values)))
+    return different > MAX_CATEGORIES or not repeats(different, len(values))
