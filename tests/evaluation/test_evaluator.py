@@ -23,9 +23,7 @@ from torch.nn import functional as F
 from calibrant import metrics
 from calibrant.evaluation import Evaluation, Evaluator, GroupFigures, Reliability, evaluate, evaluator
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.evaluation.figures import data_notes, intervals_note
 from calibrant.histogram import ConfidenceHistogram
-from calibrant.layout import as_logits
 from calibrant.metrics import METRICS, ClassGaps, Predictions, calibration_test, resampling
 
 from ..evaluations import assert_same, changed, leaves
@@ -1296,22 +1294,6 @@ def test_a_metric_of_the_first_group_that_is_added_is_printed_apart(
     assert "\n\nOwn  " in str(own)
 
 
-@pytest.mark.parametrize(("resamples", "rough"), [(0, False), (5, True), (39, True), (40, False)])
-def test_intervals_of_few_resamples_are_called_rough(resamples: int, rough: bool) -> None:
-    logits = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
-    text = str(evaluate(logits, logits.argmax(1), resamples=resamples))
-    assert ("Intervals of so few resamples are rough and too narrow: take at least 40." in text) is rough
-
-
-def test_intervals_are_called_rough_for_their_own_level_only() -> None:
-    logits = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
-    low = evaluate(logits, logits.argmax(1), resamples=30, level=0.9)
-    high = evaluate(logits, logits.argmax(1), resamples=50)
-    assert "rough" not in intervals_note([low]) + intervals_note([high]) + intervals_note([low, high])
-    few = replace(low, level=0.95)
-    assert "take at least 40" in intervals_note([few, high])
-
-
 def test_one_is_printed_without_a_plural() -> None:
     text = str(evaluate(torch.zeros(1, 2), torch.tensor([0]), bins=1, class_counts=[200, 5], resamples=0))
     assert text.startswith("model: 1 element, 2 classes, 1 bin, exact")
@@ -1415,98 +1397,7 @@ def test_class_counts_are_whole_numbers(counts: object) -> None:
         Evaluator(class_counts=counts)
 
 
-def test_evaluations_of_images_say_that_pixels_are_not_independent():
-    logits = torch.randn(6, 3, 5, 4, generator=torch.Generator().manual_seed(0))
-    target = logits.argmax(1)
-    note = (
-        "take pixels or tokens as independent, but those of one image or text are not: "
-        "intervals are too narrow"
-    )
-    whole = evaluate(logits, target, resamples=20)
-    assert whole.dense
-    assert note in str(whole)
-    assert Evaluation.from_json(whole.to_json()).dense
-    per_image = str(evaluate(logits, target, resamples=20, per_image=True))
-    assert note not in per_image
-    assert "The p-value takes pixels or tokens as independent" in per_image
-    rows = evaluate(logits.movedim(1, -1).flatten(0, 2), target.flatten(), resamples=20)
-    assert not rows.dense
-    assert "independent" not in str(rows)
-    evaluator = Evaluator().update(logits, target)
-    assert evaluator.compute().dense
-    assert (Evaluator() + evaluator).compute().dense
-    evaluator.reset()
-    assert not evaluator.update(logits.flatten(2)[..., 0], target.flatten(1)[:, 0]).compute().dense
-    assert evaluate(logits.flatten(2), target.flatten(1), resamples=0).dense  # the words of texts
-    single = evaluate(logits[:, :1], target[:, None] > 0, resamples=0, binary=True)
-    assert single.dense
-
-
-@pytest.mark.parametrize("binary", [False, True])
-def test_true_classes_with_a_probability_of_0_are_counted(binary: bool) -> None:
-    probabilities = torch.tensor([0.0, 0.2, 1.0, 0.7, 0.0])  # of class 1
-    target = torch.tensor([1, 1, 0, 0, 0])  # the first and third are ruled out
-    logits = as_logits(torch.stack([1 - probabilities, probabilities], 1))
-    if binary:
-        logits = logits[:, 1] - logits[:, 0]
-    note = "2 of 5 true classes have a probability of 0, which counts as 1.2e-38 and costs 87.3 in NLL"
-    exact = evaluate(logits, target, resamples=0, binary=binary)
-    first, second = (Evaluator(binary=binary, resamples=0) for _ in range(2))
-    streamed = (first.update(logits[:2], target[:2]) + second.update(logits[2:], target[2:])).compute()
-    for found in (exact, streamed, Evaluation.from_json(exact.to_json())):
-        assert found.ruled_out == 2
-        assert note in str(found)
-    ignored = evaluate(logits, torch.tensor([-100, 1, -100, 0, 0]), resamples=0, binary=binary)
-    assert ignored.ruled_out == 0
-    assert "probability of 0" not in str(ignored)
-
-
-def test_the_note_about_intervals_is_not_about_means_over_images() -> None:
-    logits, target = images(6, seed=0)
-    note = "the true error is probably lower"
-    assert note in str(evaluate(logits, target, resamples=20))
-    assert note not in str(evaluate(logits, target, resamples=20, per_image=True))
-
-
-def test_few_probabilities_of_0_are_not_said_to_decide_the_nll(golden_batch: Batch) -> None:
-    found = replace(evaluate(*golden_batch, resamples=0), samples=1_000_000, ruled_out=1)
-    assert "together 8.7e-05 of the mean." in str(found)
-    assert "together 0.087 of the mean. They would dominate the fit" in str(replace(found, ruled_out=1000))
-
-
-def test_what_probabilities_of_0_add_is_not_said_of_means_over_images() -> None:
-    """An image with one pixel counts as much as one with a hundred."""
-    target = torch.full((2, 10, 10), -100)
-    target[0, 0, 0], target[1] = 0, 1
-    logits = as_logits(torch.tensor([0.0, 0.5, 0.5])).view(1, 3, 1, 1).expand(2, 3, 10, 10)
-    found = evaluate(logits, target, resamples=0, per_image=True)
-    assert found.nll > 40
-    said = "1 of 101 true classes have a probability of 0, which counts as 1.2e-38 and costs 87.3 in NLL."
-    assert said in str(found)
-
-
 def test_kde_over_images_is_refused() -> None:
     logits, target = batch(30)
     with pytest.raises(ValueError, match="kde_ece is computed for all elements together"):
         evaluate(logits[:, :, None], target[:, None], per_image=True, kde=True, resamples=0)
-
-
-def test_labels_that_the_logits_do_not_predict_are_told() -> None:
-    logits = torch.randn(600, 4, generator=torch.Generator().manual_seed(0))
-    target = logits.argmax(1)
-    target[:100] = 0
-    moved = (target + 1) % 4  # as labels that count from 1
-    note = "the logits predict these labels not significantly better than equal probabilities for all classes"
-    assert note in str(evaluate(logits, moved, resamples=0))
-    assert note not in str(evaluate(logits, target, resamples=0))
-    assert note not in str(evaluate(logits[:50], moved[:50], resamples=0))  # too few to tell
-    both = [evaluate(factor * logits, moved, name=f"{factor}", resamples=0) for factor in (1, 2)]
-    (said,) = data_notes(both)
-    assert said.startswith("1, 2: even with the best temperature")
-
-
-def test_a_missing_offset_of_single_logits_is_no_chance() -> None:
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(2000, generator=generator)
-    target = (scores > 2).long()
-    assert "equal probabilities" not in str(evaluate(5 * scores, target, binary=True, resamples=0))

@@ -309,7 +309,7 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
     """Print one evaluation, or a comparison of several; ``wide`` as for `print_table`."""
     from rich.console import Console
 
-    from calibrant.evaluation.figures import data_notes, pixels_note
+    from calibrant.evaluation.notes import data_notes, pixels_note
     from calibrant.reports.table_builders import evaluation_note, evaluation_table, with_groups
     from calibrant.reports.tables import print_table
 

@@ -14,9 +14,9 @@ from scipy import special  # type: ignore[import-untyped]
 from torch import Tensor
 
 from calibrant.arguments import unknown
-from calibrant.evaluation.figures import Evaluation, least_resamples
+from calibrant.evaluation.figures import Evaluation
 from calibrant.metrics.catalogue import METRICS
-from calibrant.metrics.uncertainty import Interval
+from calibrant.metrics.uncertainty import Interval, least_resamples
 
 _FORMAT = 1
 _LEAST_P_VALUE = 1e-12

@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from calibrant.arguments import nearest
-from calibrant.layout import LOGIT_OF_ZERO
+from calibrant.evaluation.notes import data_notes, intervals_note, pixels_note
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.selective import RiskCoverage
-from calibrant.metrics.uncertainty import Interval, error_interval, interval, percentile_interval
+from calibrant.metrics.uncertainty import (
+    Interval,
+    error_interval,
+    interval,
+    least_resamples,
+    percentile_interval,
+)
 from calibrant.printable import counted, text_table
 
 if TYPE_CHECKING:
@@ -26,13 +32,6 @@ _SHOWN_LABELS = 20  # in print
 
 # The version of the JSON. A file of an older version lacks the metrics that were added later.
 _FORMAT = max(metric.since for metric in METRICS.values())
-
-
-LITTLE = 0.02
-"""The part of an NLL that is not worth a calibrator."""
-
-_FEW = 100  # with fewer elements, a model is not told from chance
-_LIKELIHOOD_RATIO = 3.84  # the 95 % quantile of chi-squared with one degree of freedom
 
 
 @dataclass(frozen=True)
@@ -433,111 +432,10 @@ class Evaluation:
             yield "p-value of calibration", f"{self.p_value:.3f}", ""
 
 
-def least_resamples(level: float) -> int:
-    """The fewest resamples that tell whether a difference is significant: one lies outside of each end.
-
-    >>> least_resamples(0.95)
-    40
-    """
-    return math.ceil(2 / (1 - level) - 1e-6)
-
-
 def of_same_data(evaluations: Sequence[Evaluation]) -> bool:
     """Whether the evaluations may be of the same data, as far as their sizes and labels tell."""
     fingerprints = {each.fingerprint for each in evaluations if each.fingerprint is not None}
     return len(fingerprints) < 2 and len({(each.samples, each.num_classes) for each in evaluations}) == 1
-
-
-def pixels_note(evaluations: Sequence[Evaluation]) -> str:
-    """A warning for evaluations of images and of tokens: what takes all elements as independent, or ""."""
-    if any(each.intervals and not each.per_image for each in evaluations):
-        what = "Intervals and p-values take", "intervals are too narrow, p-values too small"
-        if len(evaluations) > 1:
-            what = what[0], f"{what[1]}, and differences are called significant too easily"
-    elif any(each.p_value is not None for each in evaluations):
-        # The intervals of means over images come from the spread between images.
-        what = "The p-value takes", "it is too small"
-    else:
-        return ""
-    return f"{what[0]} pixels or tokens as independent, but those of one image or text are not: {what[1]}."
-
-
-def intervals_note(evaluations: Sequence[Evaluation]) -> str:
-    """What to know about intervals of resamples; "" for means over images, which are not resampled."""
-    resampled = [each for each in evaluations if each.intervals and not each.per_image]
-    if not resampled:
-        return ""
-    note = "Measured calibration errors are biased upwards, so the true error is probably lower."
-    if least := max(map(_more_resamples, resampled)):
-        note = f"Intervals of so few resamples are rough and too narrow: take at least {least}. {note}"
-    return note
-
-
-def _more_resamples(evaluation: Evaluation) -> int:
-    """The least number of resamples at the level of an evaluation; 0 if it has as many."""
-    least = least_resamples(evaluation.level)
-    return least if any(0 < len(drawn) < least for drawn in evaluation.replicates.values()) else 0
-
-
-def data_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> list[str]:
-    """Notes on evaluations whose labels do not fit their logits: by their order, or by zeros.
-
-    ``names`` replace those of the evaluations.
-    """
-    named = list(zip(names or [each.name for each in evaluations], evaluations, strict=True))
-    notes = [(name, note) for name, each in named if (note := _zeros_note(each))]
-    if by_chance := [name for name, each in named if predicts_by_chance(each)]:
-        notes.insert(0, (", ".join(by_chance), _BY_CHANCE))
-    if len(named) == 1:
-        return [f"{note[0].upper()}{note[1:]}." for _, note in notes]
-    return [f"{name}: {note}." for name, note in notes]
-
-
-_BY_CHANCE = (
-    "even with the best temperature, the logits predict these labels not significantly better than equal "
-    "probabilities for all classes. Check that both are in the same order, and that labels count the classes "
-    "from 0"
-)
-
-
-def predicts_by_chance(evaluation: Evaluation) -> bool:
-    """Whether the logits, at the best temperature, are not significantly better than no logits at all.
-
-    False for two classes: a good model may need an offset there, which no temperature replaces.
-    """
-    left, classes = evaluation.metrics["nll_refinement"], evaluation.num_classes
-    if left is None or evaluation.binary or classes == 2:
-        return False
-    if evaluation.per_image or evaluation.samples < _FEW:
-        return False
-    return 2 * evaluation.samples * (math.log(classes) - left) < _LIKELIHOOD_RATIO
-
-
-def _zeros_note(evaluation: Evaluation) -> str:
-    """How many true classes have a probability of 0, and what they add to the NLL."""
-    if not evaluation.ruled_out:
-        return ""
-    note = (
-        f"{evaluation.ruled_out:,} of {evaluation.samples:,} true classes have a probability of 0, which "
-        f"counts as 1.2e-38 and costs {-LOGIT_OF_ZERO:.1f} in NLL"
-    )
-    if evaluation.per_image:  # what they add to a mean over images depends on the sizes of theirs
-        return note
-    note += f": together {_added_by_zeros(evaluation):.2g} of the mean"
-    if zeros_matter(evaluation):
-        note += ". They would dominate the fit of a temperature; ensemble-temperature leaves them out"
-    return note
-
-
-def zeros_matter(evaluation: Evaluation) -> bool:
-    """Whether true classes of probability 0 may be a part of the NLL that is not `LITTLE`."""
-    if evaluation.per_image:
-        return evaluation.ruled_out > 0
-    return _added_by_zeros(evaluation) > LITTLE * (evaluation.nll or 0.0)
-
-
-def _added_by_zeros(evaluation: Evaluation) -> float:
-    return -LOGIT_OF_ZERO * evaluation.ruled_out / evaluation.samples
 
 
 def _texts(metrics: Mapping[str, float | None], names: Iterable[str]) -> list[str]:

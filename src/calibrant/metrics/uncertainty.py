@@ -49,6 +49,15 @@ def error_interval(estimate: float, replicates: Tensor, level: float) -> Interva
     return min(low, low - bias), max(high, high - bias)
 
 
+def least_resamples(level: float) -> int:
+    """The fewest resamples that tell whether a difference is significant: one lies outside of each end.
+
+    >>> least_resamples(0.95)
+    40
+    """
+    return math.ceil(2 / (1 - level) - 1e-6)
+
+
 def percentile_interval(replicates: Tensor, level: float) -> Interval:
     """The quantiles of the replicates ``(R,)``, for estimates near a bound that a reflection would cross."""
     tail = (1 - level) / 2

@@ -22,7 +22,8 @@ from calibrant.arguments import instance_of
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
 from calibrant.evaluation.comparison import Comparison
-from calibrant.evaluation.figures import data_notes, intervals_note, of_same_data, pixels_note
+from calibrant.evaluation.figures import of_same_data
+from calibrant.evaluation.notes import data_notes, intervals_note, pixels_note
 from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
 from calibrant.printable import counted, printable

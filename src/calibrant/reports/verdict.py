@@ -8,7 +8,7 @@ from statistics import fmean
 
 from calibrant.evaluation import Evaluation, Reliability
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.evaluation.figures import LITTLE, data_notes, predicts_by_chance, zeros_matter
+from calibrant.evaluation.notes import LITTLE, data_notes, predicts_by_chance, zeros_matter
 from calibrant.metrics import METRICS
 from calibrant.printable import NOT_INDEPENDENT, counted
 from calibrant.reports.table_builders import differences
