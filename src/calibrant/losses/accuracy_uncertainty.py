@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import Composition, Correctness, Entropy, Term, TopDoubt
+from calibrant.kernels import Correctness, Entropy, Term, TopDoubt
 from calibrant.layout import Elements, computing_dtype
 from calibrant.losses.base import LossOptions, Range
 from calibrant.losses.batch import BatchLoss, flattened, in_type_of_sums, sum_of_parts
-from calibrant.losses.cross_entropy import cross_entropy
 
 
 class AccuracyUncertainty(BatchLoss):
@@ -58,9 +57,6 @@ class AccuracyUncertainty(BatchLoss):
         super().__init__(num_classes, **shared)
         self.weight = in_range("weight", weight)
         self.threshold = None if threshold is None else in_range("threshold", threshold)
-
-    def composition(self) -> Composition:
-        return Composition(cross_entropy())
 
     def numbers(self, elements: Elements) -> tuple[Term, ...]:
         # Precisely: the sums may consist of numbers near 0 alone.

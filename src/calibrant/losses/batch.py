@@ -13,19 +13,20 @@ from calibrant.kernels import Composition, SumTerm, Term, reduce_each
 from calibrant.kernels.workers import map_tasks
 from calibrant.layout import Elements, computing_dtype, is_batched, is_transformed
 from calibrant.losses.base import Loss
+from calibrant.losses.cross_entropy import cross_entropy
 from calibrant.statistics import sum_dtype
 
 
 class BatchLoss(Loss):
     """A loss with a term over the batch that is a function of a few numbers of elements or classes.
 
-    A subclass defines `composition`, of logits without scale and offset, `numbers` and `over_numbers`. All
-    numbers and the composition are computed in one pass over the logits, and their gradients in another.
+    A subclass defines `numbers` and `over_numbers`, and `composition`, of logits without scale and offset, if
+    the rest is not cross-entropy. All numbers and the composition are computed in one pass over the logits,
+    and their gradients in another.
     """
 
-    @abstractmethod
     def composition(self) -> Composition:
-        """What the rest of the loss is made of, under its current state."""
+        return Composition(cross_entropy())
 
     @abstractmethod
     def numbers(self, elements: Elements) -> tuple[Term | SumTerm, ...]:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import Composition, Correctness, Term, TopProbability
+from calibrant.kernels import Correctness, Term, TopProbability
 from calibrant.layout import Elements, computing_dtype, is_transformed
 from calibrant.losses.base import LossOptions, Range
 from calibrant.losses.batch import BatchLoss, flattened, in_type_of_sums, root, sum_of_parts
-from calibrant.losses.cross_entropy import cross_entropy
 
 
 def laplacian_form(position: Tensor, weight: Tensor, width: float) -> Tensor:
@@ -106,9 +105,6 @@ class KernelCalibration(BatchLoss):
             # Below 1/300 the rounding of float32 confidences would show in the kernel.
             value = in_range(name, value, 1 / 300)
         super().__setattr__(name, value)
-
-    def composition(self) -> Composition:
-        return Composition(cross_entropy())
 
     def numbers(self, elements: Elements) -> tuple[Term, ...]:
         return TopProbability(), Correctness()

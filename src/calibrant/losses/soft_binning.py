@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
-from calibrant.kernels import Composition, Correctness, Term, TopProbability
+from calibrant.kernels import Correctness, Term, TopProbability
 from calibrant.layout import Elements
 from calibrant.losses.base import LossOptions, Range
 from calibrant.losses.batch import BatchLoss, flattened, root, sum_of_parts
-from calibrant.losses.cross_entropy import cross_entropy
 from calibrant.statistics import sum_dtype
 
 # Bins with less than this share of the batch are left out: they add less than its root, and their quotients
@@ -61,9 +60,6 @@ class SoftBinning(BatchLoss):
         self.weight = in_range("weight", weight)
         self.bins = whole_number("bins", bins)
         self.temperature = in_range("temperature", temperature, 1e-6)
-
-    def composition(self) -> Composition:
-        return Composition(cross_entropy())
 
     def numbers(self, elements: Elements) -> tuple[Term, ...]:
         return TopProbability(), Correctness()
