@@ -309,7 +309,7 @@ def test_what_are_no_probabilities(probabilities, message):
 
 
 def test_clear_errors():
-    with pytest.raises(ValueError, match=r"kind must be one of ece, .*; got 'brier'"):
+    with pytest.raises(ValueError, match=r"kind must be one of 'ece', .*, got 'brier'"):
         calibration_scorer("brier")
     with pytest.raises(ValueError, match="bins must be a whole number of at least 1, got 0"):
         calibration_scorer(bins=0)

@@ -324,7 +324,7 @@ def test_nothing_to_measure_is_nan_and_no_error(create):
 
 
 def test_clear_errors():
-    with pytest.raises(ValueError, match=r"kind must be one of ece, mce, .*smooth_ece; got 'eec'"):
+    with pytest.raises(ValueError, match=r"kind must be one of 'ece', 'mce', .*'smooth_ece', got 'eec'"):
         CalibrationError("eec")
     with pytest.raises(ValueError, match="divisor of 300"):
         CalibrationError("ece", bins=7)
@@ -662,7 +662,7 @@ def test_selective_risks_are_those_of_the_histogram(kind):
     exact = getattr(selective, kind)(logits, target)
     assert metric.compute().item() == pytest.approx(exact, rel=0.02)
     assert metric.higher_is_better == (kind == "coverage_at_risk")
-    with pytest.raises(ValueError, match="kind must be one of aurc, augrc"):
+    with pytest.raises(ValueError, match="kind must be one of 'aurc', 'augrc'"):
         SelectiveRisk("ece")
 
 

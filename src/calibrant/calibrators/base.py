@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.jit._trace import TracerWarning, is_tracing
 
 from calibrant.layout import answers, arrange, as_pairs, check_floating, computing_dtype
-from calibrant.printable import first_few
+from calibrant.printable import counted, first_few
 from calibrant.probabilities import warn_of_probabilities
 from calibrant.statistics import device_only
 from calibrant.warning import warn
@@ -431,8 +431,8 @@ class Calibrator(FittedLayer):
         pairs, number = as_pairs(logits), len(self.labels)
         if (1 if logits.ndim == 1 else logits.shape[1]) != number:
             raise ValueError(
-                f"logits must have shape (B, {number}, *S) for {number} "
-                f"{'label' if number == 1 else 'labels'}, as when this was fitted, got {tuple(logits.shape)}"
+                f"logits must have shape (B, {number}, *S) for {counted(number, 'label')}, as when this was "
+                f"fitted, got {tuple(logits.shape)}"
             )
         if logits.ndim == 1:
             pairs = pairs.unsqueeze(2)

@@ -94,7 +94,7 @@ def train(
         tested, tested_bundle, failure = _test_figures(run, None if found is None else found[0])
     if finished:
         say(f"The run in {folder} was finished before; nothing was trained.")
-    epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
+    epochs = counted(len(run.history), "epoch")
     if followed.select != "last":
         epochs += f", epoch {run.epoch} kept"
     say(

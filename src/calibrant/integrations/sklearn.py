@@ -34,14 +34,14 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 )
 from torch import Tensor
 
-from calibrant.arguments import whole_number
+from calibrant.arguments import one_of, whole_number
 from calibrant.calibrators import choose, create_calibrator
 from calibrant.evaluation import Evaluation, Reliability, evaluate
 from calibrant.layout import SUM_TOLERANCE, as_logits, as_pairs
 from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
 from calibrant.metrics.classwise import ClassGaps
 from calibrant.metrics.predictions import Predictions
-from calibrant.printable import first_few
+from calibrant.printable import counted, first_few
 from calibrant.warning import warn
 
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, A
     >>> round(scorer(DummyClassifier(strategy="most_frequent").fit(X, y), X, y), 4)
     -0.6667
     """
-    kinds = calibration_errors("confidences", "gaps")
-    if kind not in kinds:
-        raise ValueError(f"kind must be one of {', '.join(kinds)}; got {kind!r}")
+    one_of("kind", kind, calibration_errors("confidences", "gaps"))
     return _CalibrationScorer(kind, whole_number("bins", bins))
 
 
@@ -394,7 +392,7 @@ def _check_counts(labels: NDArray[Any], fewest: int = 1, needed: str = "") -> No
     number = int(counts.min())
     if number < fewest:
         rare = classes.tolist()[int(counts.argmin())]  # also of Python objects
-        raise ValueError(f"class {rare!r} has {number} sample{'s' * (number > 1)}, but {needed}")
+        raise ValueError(f"class {rare!r} has {counted(number, 'sample')}, but {needed}")
 
 
 def _copies(weights: NDArray[np.float64]) -> NDArray[np.int_]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from calibrant.arguments import label, true_or_false, whole_number
+from calibrant.arguments import label, one_of, true_or_false, whole_number
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.kernels import LogLikelihood, nan_if_invalid, reduce_classes
 from calibrant.layout import Elements, arrange, as_decisions
@@ -141,8 +141,7 @@ class _ErrorOfHistogram(_ErrorOfSums[ConfidenceHistogram]):
         ignore_index: int,
         **options: Any,
     ) -> None:
-        if kind not in kinds:
-            raise ValueError(f"kind must be one of {', '.join(kinds)}; got {kind!r}")
+        one_of("kind", kind, kinds)
         if given := sorted({"task", "num_classes", "n_bins"} & options.keys()):
             raise TypeError(
                 f"{', '.join(given)}: not an argument of this metric. Use bins for n_bins, and binary=True "
