@@ -138,18 +138,20 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
     if not path.exists():
         return
     other = Recipe.load(path)
-    if other != recipe and begun:
-        raise RecipeError(
-            f"{folder} holds a run of another recipe (there: {_difference(recipe, other)}); choose another "
-            "output folder, or delete this one"
-        )
+    if begun:
+        _check_same(f"{folder} holds a run of", recipe, other)
 
 
-def _difference(recipe: Recipe, other: Recipe) -> str:
-    """The lines of another recipe that differ, but for its description."""
+def _check_same(what: str, recipe: Recipe, other: Recipe) -> None:
+    """Refuse another recipe than the expected one; the error names lines of it that differ."""
+    if other == recipe:
+        return
     ours, theirs = (replace(each, description="").to_toml().splitlines() for each in (recipe, other))
     changed = [line for line in theirs if line not in ours]
-    return "; ".join((changed or [f"without {line}" for line in ours if line not in theirs])[:3])
+    lines = "; ".join((changed or [f"without {line}" for line in ours if line not in theirs])[:3])
+    raise RecipeError(
+        f"{what} another recipe (there: {lines}); choose another output folder, or delete this one"
+    )
 
 
 def check_data(folder: Path, kept: str, fingerprint: str) -> None:
@@ -172,11 +174,7 @@ def check_origin(
     if not isinstance(text, str) or not isinstance(data, str):
         raise RecipeError(f"{folder / name} does not say which recipe and data it belongs to; delete it")
     other = Recipe.from_toml(text, where=str(folder / name))
-    if other != recipe:
-        raise RecipeError(
-            f"{folder / name} belongs to another recipe (there: {_difference(recipe, other)}); choose "
-            "another output folder, or delete this one"
-        )
+    _check_same(f"{folder / name} belongs to", recipe, other)
     if fingerprint is not None:
         check_data(folder, data, fingerprint)
 
