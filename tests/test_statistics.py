@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calibrant.histogram import ConfidenceHistogram
+from calibrant.histogram import ConfidenceHistogram, Outcomes
 from calibrant.kernels import sum_by_class
 from calibrant.layout import arrange
 from calibrant.statistics import Statistics, sum_dtype
@@ -91,6 +91,19 @@ def test_tuples_of_statistics_add_one_by_one():
     assert [label.total.item() for label in added.labels] == [4.0, 7.0]
     assert [label.samples.item() for label in added.to(torch.device("cpu")).labels] == [2.0, 2.0]
     assert repr(added) == "OfLabels(samples=4, labels=<6 tensors>)"
+
+
+def test_statistics_that_add_themselves_cannot_be_a_field():
+    """Added tensor by tensor, elements of two batches would be mixed."""
+
+    @dataclass(frozen=True, eq=False)
+    class Nested(Statistics):
+        outcomes: Outcomes
+
+    outcomes = Outcomes.of(arrange(torch.eye(3), torch.tensor([0, 1, 1])))
+    nested = Nested(outcomes.samples, outcomes)
+    with pytest.raises(TypeError, match="Outcomes adds itself, so it cannot be a field of other statistics"):
+        nested + nested
 
 
 def test_statistics_of_different_kinds_do_not_add():

@@ -54,7 +54,7 @@ class Statistics:
 
     Subclasses add fields. Each is a tensor of sums whose shape does not depend on the data, another
     `Statistics`, or a tuple of these. A subclass whose tensors or tuples depend on the data in size adds and
-    pools them itself.
+    pools them itself, and cannot be a field of another one.
 
     Attributes:
         samples: number of elements summed over, a scalar. NaN means that some logits were not
@@ -133,6 +133,8 @@ def _in_short(part: Part) -> str:
 
 def _tensors(part: Part) -> list[Tensor]:
     if isinstance(part, Statistics):
+        if type(part).__add__ is not Statistics.__add__:  # adding tensor by tensor would give wrong sums
+            raise TypeError(f"{type(part).__name__} adds itself, so it cannot be a field of other statistics")
         return part.tensors()
     return [tensor for each in part for tensor in _tensors(each)] if isinstance(part, tuple) else [part]
 
