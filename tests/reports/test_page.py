@@ -333,6 +333,14 @@ class TestStructure:
         page = Page(render_report([evaluate(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), bins=1)]))
         assert "1 model · 1 element · 2 classes · 1 bin · " in page.find("header")[0][0]
 
+    def test_a_single_element_has_no_interval_of_its_errors(self):
+        one = [evaluate(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), name=name) for name in "ab"]
+        alone, both = Page(render_report(one[:1])), Page(render_report(one))
+        [(text, _)] = alone.find("section", id="summary")
+        assert "A single element has no spread" in text
+        assert re.findall(r"\[.*?\]", text)[:2] == ["[2.50, 100.00]"] * 2  # of the accuracy, twice
+        assert "Calibration error (ECE). Lower is better." in " ".join(text for text, _ in both.find("section"))
+
     def test_equal_names_are_told_apart(self):
         page = Page(render_report([evaluation("net"), evaluation("net"), evaluation("net (2)")]))
         rows = [text for text, _ in page.find("th", scope="row")][:3]

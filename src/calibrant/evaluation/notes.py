@@ -41,6 +41,8 @@ def intervals_note(evaluations: Sequence[Evaluation]) -> str:
     note = "Measured calibration errors are biased upwards, so the true error is probably lower."
     if least := max(map(_more_resamples, resampled)):
         note = f"Intervals of so few resamples are rough and too narrow: take at least {least}. {note}"
+    if any(each.samples == 1 for each in resampled):
+        note = f"A single element has no spread: only proportions have an interval. {note}"
     return note
 
 

@@ -115,9 +115,11 @@ def is_clear(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> bool:
 
     It does if more than half of the seeds show it, in the direction of the mean difference. A seed shows it
     if the difference is significant (see `Evaluation.compare`) and calibration is rejected before or after.
-    With too few resamples nothing can be tested, and any difference counts.
+    With too few resamples nothing can be tested, and any difference counts. A single element shows nothing.
     """
     pairs = list(zip(before, after, strict=True))
+    if any(each.samples == 1 for each in before):
+        return False
     tests = [differences(first, second).get("ece") for first, second in pairs]
     if None in tests:
         return True
@@ -251,7 +253,7 @@ def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
     share = f"{number_text(saved, False)} of an NLL of {number_text(nll, False)} ({100 * saved / nll:.0f} %)"
     if saved < LITTLE * nll:
         return [f"A temperature would change little: fitted to these data, it saves {share}."]
-    if evaluation.intervals.get("nll_calibration", (saved, saved))[0] <= 0:
+    if evaluation.samples == 1 or evaluation.intervals.get("nll_calibration", (saved, saved))[0] <= 0:
         return [f"A temperature may not help: fitted to these data, it saves {share}, which may be chance."]
     return [f"A temperature would help: fitted to these data, it saves {share}."]
 
