@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from calibrant.arguments import label
+from calibrant.atomic import why_unwritable
 from calibrant.cli.program import EXPECTED, Program, complain, described, foreseen, say
 from calibrant.extras import require
 from calibrant.printable import printable
@@ -208,7 +209,8 @@ def _unwritable(path: Path) -> str | None:
         return None if os.access(path, os.W_OK) else "cannot be written to"
     if not target.parent.is_dir():
         return f"there is no folder {target.parent if path.is_symlink() else path.parent}"
-    return None if os.access(target.parent, os.W_OK) else f"the folder {target.parent} cannot be written to"
+    problem = why_unwritable(target.parent)
+    return f"cannot be written to: {problem}" if problem else None
 
 
 def _same_file(first: Path, second: Path) -> bool:
