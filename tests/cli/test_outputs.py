@@ -109,11 +109,11 @@ def test_a_place_where_nothing_can_be_created_is_refused_before_the_work(folder)
 
 
 def test_a_link_to_nowhere_is_written_to_its_target(folder):
-    (folder / "link").symlink_to("new.json")
-    assert run("evaluate", folder / "a.npz", "--resamples", 0, "--json", folder / "link").exit_code == 0
+    (folder / "link.json").symlink_to("new.json")
+    assert run("evaluate", folder / "a.npz", "--resamples", 0, "--json", folder / "link.json").exit_code == 0
     assert (folder / "new.json").read_text().startswith("[{")
-    (folder / "far").symlink_to("none/new.json")
-    refused(folder, "evaluate", folder / "a.npz", "--json", folder / "far", words="there is no folder")
+    (folder / "far.json").symlink_to("none/new.json")
+    refused(folder, "evaluate", folder / "a.npz", "--json", folder / "far.json", words="there is no folder")
 
 
 # ------------------------------------------------------------------------------------------------ training

@@ -93,6 +93,7 @@ def conformal(
         ]
         terminal.check_outputs(inputs, {"--output": output, "--json": json})
         terminal.check_suffix(output, [".safetensors"])
+        terminal.check_names(json=json)
         for each in files:
             prediction_files.check_same_classes(held_out, each)
             prediction_files.check_class_names(each, held_out.class_names, held_out.path.name)

@@ -160,12 +160,12 @@ def check_suffix(output: Path | None, suffixes: Collection[str], option: str = "
         fail(f"{option} {output}: expected a name that ends in {' or '.join(suffixes)}")
 
 
-def check_report(report: Path | None) -> None:
-    """End the command if the file of --report has another suffix than pages have; streams may."""
-    if report is None or report.is_relative_to("/dev"):
-        return
-    if report.is_file() or not report.exists():
-        check_suffix(report, [".html", ".htm"], "--report")
+def check_names(report: Path | None = None, json: Path | None = None) -> None:
+    """End the command if the file of --report or --json has another suffix; streams may have any."""
+    expected = {"--report": (report, [".html", ".htm"]), "--json": (json, [".json"])}
+    for option, (path, suffixes) in expected.items():
+        if path is not None and not path.is_relative_to("/dev") and (path.is_file() or not path.exists()):
+            check_suffix(path, suffixes, option)
 
 
 def check_outputs(inputs: Iterable[Path], options: Mapping[str, Path | None]) -> None:
