@@ -56,6 +56,14 @@ def test_a_temperature_that_may_save_nothing_is_not_recommended():
     assert verdict.one_model(unsure).sentences[1].endswith("which may be chance.")
 
 
+def test_no_temperature_is_recommended_for_two_classes_that_are_swapped():
+    target = torch.arange(200) % 2
+    swapped = evaluate(4.0 * torch.stack([target, 1 - target], 1), target, resamples=0)
+    said = verdict.one_model(swapped)
+    assert "scores or labels may be swapped" in said.sentences[1]
+    assert "A temperature" not in " ".join(said.sentences)
+
+
 def test_a_single_element_recommends_nothing():
     one, cooler = (evaluate(torch.tensor([[scale, 0.0]]), torch.tensor([1])) for scale in (9.0, 2.0))
     assert verdict.one_model(one).sentences[1].startswith("A temperature may not help")

@@ -8,7 +8,13 @@ from statistics import fmean
 
 from calibrant.evaluation import Evaluation, Reliability
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.evaluation.notes import LITTLE, data_notes, predicts_by_chance, zeros_matter
+from calibrant.evaluation.notes import (
+    LITTLE,
+    data_notes,
+    predicts_by_chance,
+    predicts_the_other_class,
+    zeros_matter,
+)
 from calibrant.metrics import METRICS
 from calibrant.printable import NOT_INDEPENDENT, counted
 from calibrant.reports.table_builders import differences
@@ -245,7 +251,8 @@ def _test_words(evaluation: Evaluation) -> str:
 def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
     """What one temperature would save, if the evaluation knows it."""
     nll, saved = evaluation.nll, evaluation.nll_calibration
-    if predicts_by_chance(evaluation) or zeros_matter(evaluation):
+    useless = predicts_by_chance(evaluation) or predicts_the_other_class(evaluation)
+    if useless or zeros_matter(evaluation):
         # Of no use, or the best for zeros, which spoils the other elements.
         return data_notes([evaluation])
     if not nll or saved is None:
