@@ -1,4 +1,4 @@
-"""Files and folders that may not be read, even if root runs the tests."""
+"""Files and folders that may not be read or written to, even if root runs the tests."""
 
 import os
 from contextlib import contextmanager
@@ -6,11 +6,20 @@ from contextlib import contextmanager
 NOBODY = 65534
 
 
-@contextmanager
 def unreadable(path):
     """Take away all permissions on a path, and those of root."""
+    return _restricted(path, 0)
+
+
+def read_only(path):
+    """Take away the permission to write to a path, and those of root."""
+    return _restricted(path, 0o555)
+
+
+@contextmanager
+def _restricted(path, permissions):
     mode, user = path.stat().st_mode, os.geteuid()
-    path.chmod(0)
+    path.chmod(permissions)
     if user == 0:
         os.seteuid(NOBODY)
     try:

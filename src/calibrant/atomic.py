@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -64,6 +65,22 @@ def replace_files(folder: str | os.PathLike[str], contents: Mapping[str, bytes |
         path = Path(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content.encode() if isinstance(content, str) else content)
+
+
+def why_unwritable(folder: Path) -> str:
+    """Why no file can be created in a folder that exists; "" if one can.
+
+    It is tried: the rights of a folder do not tell for root, nor for folders of the system such as ``/proc``.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except PermissionError:
+        return f"{folder} does not allow it"
+    except FileNotFoundError:
+        return f"{folder} takes no new files"
+    except OSError as error:
+        return f"{folder}: {error.strerror or error}"
 
 
 def _standard_stream(status: os.stat_result | None) -> int | None:

@@ -497,6 +497,7 @@ def test_what_cannot_be_fitted_is_refused_before_the_work(tmp_path, file):
         fails(run_calibrate(file, option, file), "one of the files to read")
     fails(run_calibrate(file, "--output", tmp_path / "c.pt"), "ends in .safetensors")
     fails(run_calibrate(file, "--report", tmp_path / "a.txt"), "a.txt: expected a name that ends in .html or")
+    fails(run_calibrate(file, "--json", tmp_path / "a.csv"), "a.csv: expected a name that ends in .json")
     same = tmp_path / "a.safetensors"
     fails(run_calibrate(file, "--output", same, "--json", same), "--output and --json are the same file")
     fails(run_calibrate(file, "--test", tmp_path / "none.npz"), "none.npz: does not exist")

@@ -193,6 +193,7 @@ def test_without_test_data_the_sets_are_only_fitted():
         (["--test", "none.npz"], "none.npz"),
         (["--calibrator", "held-out.npz"], "held-out.npz"),
         (["--test", "test.npz", "--json", "test.npz"], "one of the files to read"),
+        (["--test", "test.npz", "--json", "figures.csv"], "figures.csv: expected a name that ends in .json"),
     ],
 )
 def test_one_line_errors(arguments, words):

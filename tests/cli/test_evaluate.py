@@ -343,11 +343,12 @@ def no_work(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_work")
-def test_a_report_may_go_to_a_stream(monkeypatch):
+@pytest.mark.parametrize("option", ["report", "json"])
+def test_an_output_may_go_to_a_stream(monkeypatch, option):
     monkeypatch.setattr(Path, "is_file", lambda self: True)  # as /dev/stdout where it is redirected to a file
-    terminal.check_report(Path("/dev/stdout"))
+    terminal.check_names(**{option: Path("/dev/stdout")})
     with pytest.raises(typer.Exit):
-        terminal.check_report(Path("page"))
+        terminal.check_names(**{option: Path("page")})
 
 
 def test_what_cannot_be_done_is_refused_before_the_work(tmp_path, file):
@@ -358,6 +359,8 @@ def test_what_cannot_be_done_is_refused_before_the_work(tmp_path, file):
     fails(run_evaluate(file, "--json", file), "one of the files to read")
     fails(run_evaluate(file, "--json", tmp_path / "a", "--report", tmp_path / "a"), "the same file")
     fails(run_evaluate(file, "--report", tmp_path / "a.txt"), "a.txt: expected a name that ends in .html or")
+    for name in ("a.csv", "a.jsonl", "a"):
+        fails(run_evaluate(file, "--json", tmp_path / name), f"--json {tmp_path / name}: expected", ".json")
     fails(run_evaluate(file, tmp_path / "none.npz"), "none.npz: does not exist")
     fails(run_evaluate(file, "--background", 4), "has 4 classes")
     fails(run_evaluate(file, "--class-counts", "1,2"), "has 4 classes", "2 numbers")

@@ -2,14 +2,17 @@
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from calibrant import cli
 from calibrant.cli.terminal import check_outputs
 from calibrant.training import run_folder
+from tests.permissions import read_only
 
 LOGITS, LABELS = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
 WAYS = ("", "soft-", "hard-", "sub/", "sub/../{folder}/sub/sub/")
@@ -98,12 +101,19 @@ def test_a_loop_of_links_is_refused_before_the_work(folder):
     refused(folder, "evaluate", folder / "y.npz", words="y.npz: ")
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_a_place_where_nothing_can_be_created_is_refused_before_the_work(folder):
+    refused(folder, "evaluate", folder / "a.npz", "--json", "/proc/x.json", words="written to: /proc")
+    with TemporaryDirectory() as closed, read_only(Path(closed)), pytest.raises(typer.Exit):
+        check_outputs([], {"--json": Path(closed, "x.json")})
+
+
 def test_a_link_to_nowhere_is_written_to_its_target(folder):
-    (folder / "link").symlink_to("new.json")
-    assert run("evaluate", folder / "a.npz", "--resamples", 0, "--json", folder / "link").exit_code == 0
+    (folder / "link.json").symlink_to("new.json")
+    assert run("evaluate", folder / "a.npz", "--resamples", 0, "--json", folder / "link.json").exit_code == 0
     assert (folder / "new.json").read_text().startswith("[{")
-    (folder / "far").symlink_to("none/new.json")
-    refused(folder, "evaluate", folder / "a.npz", "--json", folder / "far", words="there is no folder")
+    (folder / "far.json").symlink_to("none/new.json")
+    refused(folder, "evaluate", folder / "a.npz", "--json", folder / "far.json", words="there is no folder")
 
 
 # ------------------------------------------------------------------------------------------------ training

@@ -4,12 +4,14 @@ import json
 import re
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from calibrant.cli import training_options
+from calibrant.metrics import METRICS
 from calibrant.reports.chosen import TUNING_FILES as FILES
 from tests.cli.commands import fail_at_once, invoke, succeed
 
@@ -40,6 +42,16 @@ def test_a_study_writes_tables_curves_and_a_page_and_tests_only_its_choice():
         *("runs", "study", ".lock"),
     }
     assert all(Path("out", name).is_file() for name in FILES)
+    page, intervals = Path("out/tune.html").read_text(), defaultdict(list)
+    keys = {metric.label: key for key, metric in METRICS.items()}
+    cells = re.findall(r'<td data-(?:key-)?figure="([^"]+)" data-value="([^"]+)"(.*?)</td>', page)
+    for name, value, cell in cells:
+        for ends in re.findall(r'class="interval">\[(\S+), (\S+)\]', cell):
+            metric = name.removesuffix(" + T")
+            intervals[keys.get(metric, metric), value].append([float(end) for end in ends])
+    assert sum(len(found) > 2 for found in intervals.values()) >= 6  # in three tables of the page
+    for found in intervals.values():  # NLL has three digits in one of them and four in the others
+        assert found == [pytest.approx(found[0], abs=0.001)] * len(found)
     (tested,) = Path("out").rglob("evaluation.json")
     assert json.loads(tested.with_name("result.json").read_text())["recipe"].count(plain["loss"]) == 1
     again = succeed(*TUNE, "--trials", 3, "--by", "ece")

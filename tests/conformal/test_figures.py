@@ -38,6 +38,13 @@ def test_figures_equal_counting():
         assert each.coverage_interval == pytest.approx((interval.low, interval.high))
 
 
+def test_the_size_of_a_single_set_has_no_interval():
+    figures = evaluate_sets(torch.tensor([[True, False]]), torch.tensor([0]))
+    assert figures.size == 1
+    assert figures.size_interval is None
+    assert figures.coverage_interval == pytest.approx((0.025, 1.0))
+
+
 def test_parts_add_up_and_ignored_elements_do_not_count():
     sets, target = random_sets()
     target[::4] = -100

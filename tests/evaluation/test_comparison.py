@@ -207,6 +207,18 @@ def test_one_seed_has_an_interval_but_no_deviation_and_no_test() -> None:
     assert figure.p_value is None
 
 
+def test_the_interval_of_one_seed_is_that_of_its_evaluation() -> None:
+    """On a page with both, the same figure would have two intervals."""
+    one = evaluation_of(0)
+    comparison = Comparison("", (0,), (Method("a", (one,)),))
+    for metric in one.replicates:
+        assert comparison.figures(metric)["a"].interval == one.intervals[metric]
+    wide = replace(one, level=0.5)  # the intervals of a comparison are at 95 %
+    low, high = Comparison("", (0,), (Method("a", (wide,)),)).figures("nll")["a"].interval or (0.0, 0.0)
+    assert (low, high) == pytest.approx(one.intervals["nll"], rel=0.05)
+    assert (low, high) != one.intervals["nll"]
+
+
 def test_different_numbers_of_seeds_are_not_tested() -> None:
     comparison = Comparison("", (0, 1, 2), (method("a", 1.0, 2), method("b", 6.0, 3)))
     figure = comparison.figures("nll")["b"]
@@ -292,9 +304,11 @@ def test_other_resamples_for_each_seed_do_not_narrow_the_interval(streamed: bool
         assert figure.interval is not None
         return figure.interval[1] - figure.interval[0]
 
-    several, one = comparison(range(4)).figures("ece"), comparison(range(1)).figures("ece")
-    for name in several:  # four equal runs on the same data say no more than one
-        assert width(several[name]) == pytest.approx(width(one[name]), rel=0.15)
+    methods = comparison(range(4))
+    several = methods.figures("ece")
+    for each in methods.methods:  # four equal runs on the same data say no more than one
+        one = 2 * 1.96 * np.std(each.before[0].replicates["ece"])
+        assert width(several[each.name]) == pytest.approx(one, rel=0.15)
     assert several["1.3"].p_value is not None
 
 

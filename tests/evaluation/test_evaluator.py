@@ -1294,6 +1294,23 @@ def test_a_metric_of_the_first_group_that_is_added_is_printed_apart(
     assert "\n\nOwn  " in str(own)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("ignored", [0, 3])
+def test_a_single_element_has_intervals_of_proportions_only(streamed: bool, ignored: int) -> None:
+    """All its resamples are equal: an interval without width would pass for certainty."""
+    logits = torch.randn(1 + ignored, 3, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([1] + ignored * [-100])
+    found = Evaluator().update(logits, target).compute() if streamed else evaluate(logits, target)
+    assert found.samples == 1
+    assert set(found.intervals) == {"accuracy", "risk_at_coverage", "coverage_at_risk"}
+    assert all(low < high for low, high in found.intervals.values())
+    assert found.replicates == {}
+    assert "A single element has no spread" in str(found)
+    assert Evaluation.from_json(found.to_json()) == found
+    with pytest.raises(ValueError, match="nothing to compare: all resamples of a single element"):
+        found.compare(found)
+
+
 def test_one_is_printed_without_a_plural() -> None:
     text = str(evaluate(torch.zeros(1, 2), torch.tensor([0]), bins=1, class_counts=[200, 5], resamples=0))
     assert text.startswith("model: 1 element, 2 classes, 1 bin, exact")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
 from calibrant.evaluation.notes import data_notes, intervals_note
@@ -111,6 +114,32 @@ def test_labels_that_the_logits_do_not_predict_are_told() -> None:
     both = [evaluate(factor * logits, moved, name=f"{factor}", resamples=0) for factor in (1, 2)]
     (said,) = data_notes(both)
     assert said.startswith("1, 2: even with the best temperature")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("binary", [False, True])
+def test_two_classes_that_are_swapped_are_told(binary: bool, streamed: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randint(2, (400,), generator=generator)
+    yes = 2 * (2 * target - 1) + torch.randn(400, generator=generator)
+
+    def said(yes: Tensor, target: Tensor, **options: Any) -> str:
+        logits = yes if binary else torch.stack([0 * yes, yes], 1)
+        if streamed:
+            return str(Evaluator(binary=binary, resamples=0, **options).update(logits, target).compute())
+        return str(evaluate(logits, target, binary=binary, resamples=0, **options))
+
+    note = "scores or labels may be swapped."
+    assert note in said(-yes, target)
+    told = said(yes, 1 - target, class_names=["ham", "spam"])
+    assert re.search(
+        r"The prediction is 'spam' for 9\d\.\d+ % of the elements labelled 'ham', and for \d\.\d+ %", told
+    )
+    assert note not in said(yes, target)
+    assert note not in said(yes - 9, target)  # an offset makes one prediction of all
+    assert note not in said(-yes[:90], target[:90])  # too few to tell
+    assert note not in said(torch.randn(400, generator=generator), target)
+    assert note not in said(-yes, torch.zeros_like(target))
 
 
 def test_a_missing_offset_of_single_logits_is_no_chance() -> None:

@@ -333,6 +333,14 @@ class TestStructure:
         page = Page(render_report([evaluate(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), bins=1)]))
         assert "1 model · 1 element · 2 classes · 1 bin · " in page.find("header")[0][0]
 
+    def test_a_single_element_has_no_interval_of_its_errors(self):
+        one = [evaluate(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), name=name) for name in "ab"]
+        alone, both = Page(render_report(one[:1])), Page(render_report(one))
+        [(text, _)] = alone.find("section", id="summary")
+        assert "A single element has no spread" in text
+        assert re.findall(r"\[.*?\]", text)[:2] == ["[2.50, 100.00]"] * 2  # of the accuracy, twice
+        assert both.find("figcaption")[0][0] == "Calibration error (ECE). Lower is better."
+
     def test_equal_names_are_told_apart(self):
         page = Page(render_report([evaluation("net"), evaluation("net"), evaluation("net (2)")]))
         rows = [text for text, _ in page.find("th", scope="row")][:3]
@@ -600,6 +608,9 @@ def test_a_binary_report_speaks_of_probabilities_of_yes():
     assert not re.search(
         ">Class<|the class gets|of the classes|another class|Classes of|of this class", several
     )
+    wrong = evaluate(2 * torch.ones(6, 2), torch.tensor([[0, 1]] * 6), binary=True, resamples=0)
+    never = re.findall("Never predicted correctly[^<]*", render_report([wrong]))
+    assert never == ["Never predicted correctly: the wrong answer was always more probable."]
     assert "800 decisions" in several
     assert 'id="class-diagrams"' not in binary
     assert 'data-axes="probability of yes|frequency of yes"' in several

@@ -56,6 +56,21 @@ def test_a_temperature_that_may_save_nothing_is_not_recommended():
     assert verdict.one_model(unsure).sentences[1].endswith("which may be chance.")
 
 
+def test_no_temperature_is_recommended_for_two_classes_that_are_swapped():
+    target = torch.arange(200) % 2
+    swapped = evaluate(4.0 * torch.stack([target, 1 - target], 1), target, resamples=0)
+    said = verdict.one_model(swapped)
+    assert "scores or labels may be swapped" in said.sentences[1]
+    assert "A temperature" not in " ".join(said.sentences)
+
+
+def test_a_single_element_recommends_nothing():
+    one, cooler = (evaluate(torch.tensor([[scale, 0.0]]), torch.tensor([1])) for scale in (9.0, 2.0))
+    assert verdict.one_model(one).sentences[1].startswith("A temperature may not help")
+    said = verdict.before_and_after(one, cooler, "temperature, fitted to val.npz")
+    assert said.headline.endswith("temperature makes no clear difference.")
+
+
 def test_no_temperature_is_recommended_for_true_classes_with_a_probability_of_0():
     said = verdict.one_model(changed_field(of_logits(4.0), ruled_out=3, samples=6000))
     assert said.sentences[1].startswith("3 of 6,000 true classes have a probability of 0")

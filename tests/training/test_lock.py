@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import result_of
 from calibrant.training.runs import Run
+from tests.permissions import read_only
 
 RECIPE = Recipe.load("digits-lt").override(
     [
@@ -214,6 +216,27 @@ def test_a_file_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with pytest.raises(FileExistsError):
         FolderLock(tmp_path / "run").acquire()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_a_place_where_nothing_can_be_created_is_refused_at_once() -> None:
+    """The system answers as if a folder had been removed meanwhile; waiting for it would not end."""
+    for place in (Path("/proc/run"), Path("/proc/run/deep"), Path("/proc")):
+        with pytest.raises(PermissionError, match=r"/proc"):
+            FolderLock(place).acquire()
+        with pytest.raises(PermissionError, match=rf"{place} cannot be written to: /proc "):
+            train(RECIPE, place)
+
+
+@pytest.mark.parametrize("name", ["", "run", "deep/run"])
+def test_a_folder_that_is_read_only_is_refused_at_once(name: str) -> None:
+    with TemporaryDirectory() as temporary:  # others may not enter the folders of tmp_path
+        folder = Path(temporary)
+        with read_only(folder):
+            with pytest.raises(PermissionError, match=f"{folder} does not allow it"):
+                train(RECIPE, folder / name)
+            with pytest.raises(PermissionError):
+                FolderLock(folder / name).acquire()
 
 
 def test_a_lock_file_that_is_a_named_pipe_is_refused(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def calibrate(
         outputs = {"--output": output, "--report": report, "--json": json}
         terminal.check_outputs([*held_out.files, *evaluated.files], outputs)
         terminal.check_suffix(output, [".safetensors"])
-        terminal.check_report(report)
+        terminal.check_names(report, json)
         prediction_files.check_same_classes(held_out, evaluated)
         prediction_files.check_class_names(evaluated, held_out.class_names, held_out.path.name)
         same = prediction_files.same_content(held_out, evaluated)

@@ -93,6 +93,7 @@ def conformal(
         ]
         terminal.check_outputs(inputs, {"--output": output, "--json": json})
         terminal.check_suffix(output, [".safetensors"])
+        terminal.check_names(json=json)
         for each in files:
             prediction_files.check_same_classes(held_out, each)
             prediction_files.check_class_names(each, held_out.class_names, held_out.path.name)
@@ -186,8 +187,10 @@ def _print(figures: SetFigures, file: PredictionFile, *, wide: bool) -> None:
     print_table(listing(rows, headings), heading=file.path.name, wide=wide)
     if left := len(known) - len(shown):
         say(f"{left:,} classes with higher coverage are not shown; --wide shows all")
-    low, high = figures.size_interval
-    ends = "" if file.spatial else f" [{low:.3f}, {high:.3f}]"
+    ends = ""
+    if figures.size_interval is not None and not file.spatial:
+        low, high = figures.size_interval
+        ends = f" [{low:.3f}, {high:.3f}]"
     shares = f"{100 * figures.single:.1f} % of the sets have one class, {100 * figures.empty:.1f} % none"
     say(f"mean size {figures.size:.3f}{ends}; {shares}")
     if file.spatial:

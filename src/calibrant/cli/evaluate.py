@@ -120,7 +120,7 @@ def evaluate(
             )
         inputs += [path for file in opened for path in file.files]
         terminal.check_outputs(inputs, {"--report": report, "--json": json})
-        terminal.check_report(report)
+        terminal.check_names(report, json)
         for file in opened:
             prediction_files.check_same_classes(opened[0], file)
             problem, classes = "", file.values

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from calibrant.arguments import label
+from calibrant.atomic import why_unwritable
 from calibrant.cli.program import EXPECTED, Program, complain, described, foreseen, say
 from calibrant.extras import require
 from calibrant.printable import printable
@@ -159,12 +160,12 @@ def check_suffix(output: Path | None, suffixes: Collection[str], option: str = "
         fail(f"{option} {output}: expected a name that ends in {' or '.join(suffixes)}")
 
 
-def check_report(report: Path | None) -> None:
-    """End the command if the file of --report has another suffix than pages have; streams may."""
-    if report is None or report.is_relative_to("/dev"):
-        return
-    if report.is_file() or not report.exists():
-        check_suffix(report, [".html", ".htm"], "--report")
+def check_names(report: Path | None = None, json: Path | None = None) -> None:
+    """End the command if the file of --report or --json has another suffix; streams may have any."""
+    expected = {"--report": (report, [".html", ".htm"]), "--json": (json, [".json"])}
+    for option, (path, suffixes) in expected.items():
+        if path is not None and not path.is_relative_to("/dev") and (path.is_file() or not path.exists()):
+            check_suffix(path, suffixes, option)
 
 
 def check_outputs(inputs: Iterable[Path], options: Mapping[str, Path | None]) -> None:
@@ -208,7 +209,8 @@ def _unwritable(path: Path) -> str | None:
         return None if os.access(path, os.W_OK) else "cannot be written to"
     if not target.parent.is_dir():
         return f"there is no folder {target.parent if path.is_symlink() else path.parent}"
-    return None if os.access(target.parent, os.W_OK) else f"the folder {target.parent} cannot be written to"
+    problem = why_unwritable(target.parent)
+    return f"cannot be written to: {problem}" if problem else None
 
 
 def _same_file(first: Path, second: Path) -> bool:

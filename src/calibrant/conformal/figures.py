@@ -44,7 +44,7 @@ class SetFigures:
         coverage: the fraction of sets that hold the true class.
         coverage_interval: its Clopper-Pearson interval.
         size: the mean number of classes in a set.
-        size_interval: its interval, from the spread of the sizes.
+        size_interval: its interval, from the spread of the sizes; None for a single element.
         empty: the fraction of empty sets.
         single: the fraction of sets with one class.
         classes: the figures of each class.
@@ -55,7 +55,7 @@ class SetFigures:
     coverage: float
     coverage_interval: Interval
     size: float
-    size_interval: Interval
+    size_interval: Interval | None
     empty: float
     single: float
     classes: tuple[ClassSets, ...]
@@ -148,7 +148,7 @@ class SetCounts(Statistics):
             coverage=float(self.covered.sum()) / total,
             coverage_interval=(float(low), float(high)),
             size=mean,
-            size_interval=(max(0.0, least), most),
+            size_interval=(max(0.0, least), most) if total > 1 else None,
             empty=float(self.sizes[0]) / total,
             single=float(self.sizes[1]) / total,
             classes=tuple(

@@ -20,6 +20,7 @@ from calibrant.metrics.uncertainty import Interval, least_resamples
 
 _FORMAT = 1
 _LEAST_P_VALUE = 1e-12
+_LEVEL = 0.95
 
 
 Metrics = Mapping[str, float | None]
@@ -89,8 +90,8 @@ class MeanFigure:
     Attributes:
         mean: the mean over seeds.
         std: the standard deviation over seeds; None for one seed.
-        interval: the 95 % interval of the mean, over test data and (with several) seeds; None if the metric
-            was not resampled.
+        interval: the 95 % interval of the mean over test data and seeds, or for one seed that of its
+            evaluation; None if the metric was not resampled.
         p_value: the p-value of the difference from the first method, corrected for the number of methods
             (Holm, 1979); None for the first method, for one seed, for the largest error of several bins, and
             if the metric was not resampled or the first method does not have it.
@@ -180,6 +181,9 @@ class Comparison:
             runs = _runs(evaluations, metric)
             of_test_data = None if runs.replicates is None else _variance(runs.replicates, evaluations)
             estimate = _of_seeds(runs.values, of_test_data)
+            interval = estimate.interval(METRICS[metric].percent)
+            if len(evaluations) == 1 and interval is not None and evaluations[0].level == _LEVEL:
+                interval = evaluations[0].figures[metric].interval or interval
             better = False
             if method is self.methods[0]:
                 first = runs
@@ -192,7 +196,7 @@ class Comparison:
             found[method.name] = MeanFigure(
                 estimate.mean,
                 stdev(runs.values) if len(runs.values) > 1 else None,
-                estimate.interval(METRICS[metric].percent),
+                interval,
                 better=better,
             )
         corrected = _holm(tested)
@@ -299,7 +303,7 @@ class _Estimate:
         """The 95 % interval of the mean; at least 0, and at most 1 for fractions."""
         if self.of_test_data is None:
             return None
-        reach = self.reach(0.95)
+        reach = self.reach(_LEVEL)
         return max(0.0, self.mean - reach), min(1.0, self.mean + reach) if fraction else self.mean + reach
 
     def p_value(self) -> float | None:

@@ -40,7 +40,8 @@ class Figure:
 
     Attributes:
         value: the value; None if it was not computed.
-        interval: its confidence interval, at the level of the evaluation; None if it was not computed.
+        interval: its confidence interval, at the level of the evaluation; None if it was not computed, or
+            cannot be, as from a single element.
         replicates: its values on resampled data, for comparisons; empty if it was not resampled.
     """
 
@@ -272,11 +273,13 @@ class Evaluation:
     def why_untested(self, other: Evaluation) -> str:
         """Why the two cannot be compared; "" if they can.
 
-        An evaluation has means over images, or too few resamples for its level; or the two differ in `binary`
-        or `level`.
+        An evaluation has means over images, a single element, or too few resamples for its level; or the two
+        differ in `binary` or `level`.
         """
         if self.per_image or other.per_image:
             return "means over images have no resamples"
+        if 1 in (self.samples, other.samples):
+            return "all resamples of a single element are the same"
         for what in ("binary", "level"):
             own, others = getattr(self, what), getattr(other, what)
             if own != others:

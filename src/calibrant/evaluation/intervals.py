@@ -44,8 +44,13 @@ def figures_of(
 
     Without a ``level`` there are no intervals. ``rejected`` is the result of the test of calibration;
     ``chance`` calls `Metric.chance` with the data. ``ranked`` are the confidences of the predicted classes.
+
+    A single element has no spread: all its resamples are equal, and an interval without width would pass for
+    certainty. Only proportions have intervals then, those of the binomial distribution.
     """
     figures: dict[str, Figure] = {}
+    if single := bool(sums.samples < 2):
+        replicates = {}
     curve = None if level is None else risk_coverage(ranked, points=_POINTS, level=level)
     for name, value in estimates.items():
         metric, drawn = METRICS[name], replicates.get(name)
@@ -63,7 +68,7 @@ def figures_of(
                 ends = metric.curve_interval(curve)
             elif drawn is not None:
                 ends = _bootstrap(metric, value, drawn, level, rejected, chance)
-            elif metric.source == "elements" and metric.streamed:
+            elif metric.source == "elements" and metric.streamed and not single:
                 ends = normal_interval(*sums.element_moments(name, options), level)
             if ends is not None:  # corrections for bias and steps of the curve may leave the value outside
                 ends = min(ends[0], value), max(ends[1], value)

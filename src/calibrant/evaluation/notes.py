@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calibrant.layout import LOGIT_OF_ZERO
+from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.uncertainty import least_resamples
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ LITTLE = 0.02
 """The part of an NLL that is not worth a calibrator."""
 
 _FEW = 100  # with fewer elements, a model is not told from chance
+_CLEAR = 5  # standard errors
 _LIKELIHOOD_RATIO = 3.84  # the 95 % quantile of chi-squared with one degree of freedom
 
 
@@ -41,6 +43,8 @@ def intervals_note(evaluations: Sequence[Evaluation]) -> str:
     note = "Measured calibration errors are biased upwards, so the true error is probably lower."
     if least := max(map(_more_resamples, resampled)):
         note = f"Intervals of so few resamples are rough and too narrow: take at least {least}. {note}"
+    if any(each.samples == 1 for each in resampled):
+        note = f"A single element has no spread: only proportions have an interval. {note}"
     return note
 
 
@@ -51,12 +55,13 @@ def _more_resamples(evaluation: Evaluation) -> int:
 
 
 def data_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> list[str]:
-    """Notes on evaluations whose labels do not fit their logits: by their order, or by zeros.
+    """Notes on evaluations whose labels do not fit their logits: by their order, their sign, or by zeros.
 
     ``names`` replace those of the evaluations.
     """
     named = list(zip(names or [each.name for each in evaluations], evaluations, strict=True))
-    notes = [(name, note) for name, each in named if (note := _zeros_note(each))]
+    found = [(name, note) for name, each in named for note in (_swapped_note(each), _zeros_note(each))]
+    notes = [(name, note) for name, note in found if note]
     if by_chance := [name for name, each in named if predicts_by_chance(each)]:
         notes.insert(0, (", ".join(by_chance), _BY_CHANCE))
     if len(named) == 1:
@@ -82,6 +87,37 @@ def predicts_by_chance(evaluation: Evaluation) -> bool:
     if evaluation.per_image or evaluation.samples < _FEW:
         return False
     return 2 * evaluation.samples * (math.log(classes) - left) < _LIKELIHOOD_RATIO
+
+
+def predicts_the_other_class(evaluation: Evaluation) -> bool:
+    """Whether each of two classes is clearly predicted more often for the elements of the other one.
+
+    No missing offset explains that: it would favour one class, whatever the element.
+    """
+    if evaluation.labels or len(evaluation.classes) != 2 or evaluation.per_image or evaluation.samples < _FEW:
+        return False
+    excess, variance = -1.0, 0.0  # the sum of both accuracies, less that of chance
+    for each in evaluation.classes:
+        if each.accuracy is None:
+            return False
+        excess += each.accuracy
+        share = (each.accuracy * each.count + 0.5) / (each.count + 1)  # not 0: that would leave no doubt
+        variance += share * (1 - share) / each.count
+    return excess < -_CLEAR * math.sqrt(variance)
+
+
+def _swapped_note(evaluation: Evaluation) -> str:
+    """How often a class is predicted where it is not true, if that is more often than where it is."""
+    if not predicts_the_other_class(evaluation):
+        return ""
+    first, second = evaluation.classes
+    wrong, right = (
+        METRICS["accuracy"].text(each) for each in (1 - (first.accuracy or 0), second.accuracy or 0)
+    )
+    return (
+        f"the prediction is {second.name!r} for {wrong} of the elements labelled {first.name!r}, and for "
+        f"{right} of those labelled {second.name!r}: scores or labels may be swapped"
+    )
 
 
 def _zeros_note(evaluation: Evaluation) -> str:

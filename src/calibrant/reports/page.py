@@ -196,6 +196,7 @@ def render_report(
         marks=HTML,
         level=_levels(evaluations),
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
+        error_has_interval=any("ece" in evaluation.intervals for evaluation in evaluations),
         intervals_note=intervals_note(evaluations),
         binary=binary,
         labels=labels,

@@ -8,7 +8,13 @@ from statistics import fmean
 
 from calibrant.evaluation import Evaluation, Reliability
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.evaluation.notes import LITTLE, data_notes, predicts_by_chance, zeros_matter
+from calibrant.evaluation.notes import (
+    LITTLE,
+    data_notes,
+    predicts_by_chance,
+    predicts_the_other_class,
+    zeros_matter,
+)
 from calibrant.metrics import METRICS
 from calibrant.printable import NOT_INDEPENDENT, counted
 from calibrant.reports.table_builders import differences
@@ -115,9 +121,11 @@ def is_clear(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> bool:
 
     It does if more than half of the seeds show it, in the direction of the mean difference. A seed shows it
     if the difference is significant (see `Evaluation.compare`) and calibration is rejected before or after.
-    With too few resamples nothing can be tested, and any difference counts.
+    With too few resamples nothing can be tested, and any difference counts. A single element shows nothing.
     """
     pairs = list(zip(before, after, strict=True))
+    if any(each.samples == 1 for each in before):
+        return False
     tests = [differences(first, second).get("ece") for first, second in pairs]
     if None in tests:
         return True
@@ -243,7 +251,8 @@ def _test_words(evaluation: Evaluation) -> str:
 def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
     """What one temperature would save, if the evaluation knows it."""
     nll, saved = evaluation.nll, evaluation.nll_calibration
-    if predicts_by_chance(evaluation) or zeros_matter(evaluation):
+    useless = predicts_by_chance(evaluation) or predicts_the_other_class(evaluation)
+    if useless or zeros_matter(evaluation):
         # Of no use, or the best for zeros, which spoils the other elements.
         return data_notes([evaluation])
     if not nll or saved is None:
@@ -251,7 +260,7 @@ def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
     share = f"{number_text(saved, False)} of an NLL of {number_text(nll, False)} ({100 * saved / nll:.0f} %)"
     if saved < LITTLE * nll:
         return [f"A temperature would change little: fitted to these data, it saves {share}."]
-    if evaluation.intervals.get("nll_calibration", (saved, saved))[0] <= 0:
+    if evaluation.samples == 1 or evaluation.intervals.get("nll_calibration", (saved, saved))[0] <= 0:
         return [f"A temperature may not help: fitted to these data, it saves {share}, which may be chance."]
     return [f"A temperature would help: fitted to these data, it saves {share}."]
 

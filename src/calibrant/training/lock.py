@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from calibrant.training import TrainingError
+from calibrant.training.run_folder import check_writable
 from calibrant.warning import warn
 
 FILE = ".lock"
@@ -71,7 +72,8 @@ class FolderLock:
                     if _key_of(os.stat(self.path, follow_symlinks=False)) in _held_here:
                         return False  # opening and closing the file once more would release the lock
                 descriptor = _open(self.path, os.O_RDWR | os.O_CREAT)
-            except FileNotFoundError:  # the holder has just removed the folder
+            except FileNotFoundError:
+                check_writable(self.folder)  # otherwise the holder has just removed the folder
                 return False
             except FileExistsError:  # so here, unless a file is in the way
                 if os.path.lexists(self.folder) and not self.folder.is_dir():

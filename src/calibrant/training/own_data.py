@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,8 +20,8 @@ from calibrant.printable import first_few
 from calibrant.training.data import DataSets, columns, load_data
 from calibrant.training.data.columns import (
     Columns,
-    as_numbers,
     as_texts,
+    counts_rows,
     is_missing,
     is_numeric,
     looks_like,
@@ -31,7 +30,6 @@ from calibrant.training.data.columns import (
     too_many_categories,
 )
 from calibrant.training.data.on_disk import ImageFileSplit
-from calibrant.training.data.raw_rows import how_to_drop
 from calibrant.training.data.safe_readers import image_size
 from calibrant.training.data.sampling import part_sizes
 from calibrant.training.data.text.encoding import tokens
@@ -175,7 +173,7 @@ def _table(files: Mapping[str, Path], target: str | None, changes: Sequence[str]
     listed = _quoted(targets)
     if len(table) == len(targets):
         raise RecipeError(f"{path}: the table has no column besides the target {listed}")
-    counted = [name for name, values in table.items() if name not in targets and _counts_rows(values)]
+    counted = [name for name, values in table.items() if name not in targets and counts_rows(values)]
     others = {name: values for name, values in table.items() if name not in (*targets, *counted)}
     numeric = [name for name, values in others.items() if is_numeric(values)]
     given_parts = [option.removesuffix("_file") for option in files]
@@ -222,27 +220,7 @@ def _table(files: Mapping[str, Path], target: str | None, changes: Sequence[str]
         )
 
     options = {**named, **option, **({"drop": drop} if drop else {})}
-    recipe = _recipe(path, found, size, Choice("table", options), Choice("mlp"), changes, binary=several)
-    if recipe.data.name == "table":
-        _warn_of_counted(path, counted, recipe.data.options)
-    return recipe
-
-
-def _warn_of_counted(path: Path, counted: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Tell of columns that count the rows and are inputs after the changes of a recipe.
-
-    A file that is sorted by class gives the class away by them.
-    """
-    dropped, target = options.get("drop", ()), options["target"]
-    targets = (target,) if isinstance(target, str) else target
-    names = [name for name in counted if name not in (*dropped, *targets)]
-    if names:
-        several = len(names) > 1
-        warn(
-            f"{path}: column{'s' * several} {_quoted(names)} count{'s' * (not several)} the rows and "
-            f"{'are now inputs' if several else 'is now an input'}: where the rows are sorted, this tells "
-            f"the class; {how_to_drop(names, dropped)}"
-        )
+    return _recipe(path, found, size, Choice("table", options), Choice("mlp"), changes, binary=several)
 
 
 def _check_rows(path: Path, labels: Sequence[Any], size: int, given: Sequence[str]) -> None:
@@ -283,14 +261,6 @@ def _targets(path: Path, table: Columns, target: str | None) -> list[str]:
         if named.count(name) > 1:
             raise RecipeError(f"--target {target} has the column {name!r} twice; expected each once")
     return named
-
-
-def _counts_rows(values: Sequence[Any]) -> bool:
-    """Whether a column has the number of the row, from any start."""
-    if len(values) < 3:
-        return False
-    # The first rows decide for most columns.
-    return all(is_numeric(some) and (np.diff(as_numbers(some)) == 1).all() for some in (values[:9], values))
 
 
 def _is_prose(values: Sequence[Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from calibrant.atomic import replace_file
+from calibrant.atomic import replace_file, why_unwritable
 from calibrant.options import RecipeError
 from calibrant.training import checkpoint
 from calibrant.training.data import DataSets
@@ -106,9 +105,12 @@ def check_writable(folder: Path) -> None:
             raise NotADirectoryError(f"{place} is a link that leads nowhere; expected a folder to write to")
         if place.exists() and not place.is_dir():
             raise NotADirectoryError(f"{place} is a file; expected a folder to write to")
-    parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise PermissionError(f"{folder} cannot be written to: {parent} does not allow it")
+    problem = parent = None
+    while parent is None or (problem and not parent.exists()):  # removed by another process meanwhile
+        parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        problem = why_unwritable(parent)
+    if problem:
+        raise PermissionError(f"{folder} cannot be written to: {problem}")
 
 
 def check_for_several(folder: Path) -> None:

@@ -13,6 +13,8 @@ from calibrant.training.data.table import table
 
 pyarrow = pytest.importorskip("pyarrow")
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*counts the rows")  # many tables here need no other column
+
 COLOURS = ("blue", "green", "red")
 
 
@@ -130,6 +132,19 @@ def test_whole_numbers_are_classes_by_value(tmp_path):
     assert table(tmp_path, file="a.parquet", target="y").class_names == ("False", "True")
 
 
+def test_inputs_that_count_the_rows_are_told(tmp_path):
+    path = write(tmp_path / "people.csv", [{**row, "line": row["id"] + 2} for row in people()])
+    with pytest.warns(UserWarning, match="count the rows") as said:
+        table(tmp_path, file=path.name, target="label")
+    (both,) = [str(each.message) for each in said]
+    assert f"{path}: columns 'id', 'line' count the rows and are inputs: where the rows are sorted" in both
+    assert 'leave them out with --set \'data.drop=["id", "line"]\' or' in both
+    with pytest.warns(UserWarning, match=r"column 'line' counts the rows .* drop = ..id., .line.. under"):
+        table(tmp_path, file=path.name, target="label", drop=("id",))
+    with warnings.catch_warnings(action="error"):
+        table(tmp_path, file=path.name, target="label", drop=("id", "line"))
+
+
 def test_a_class_may_be_called_none(tmp_path):
     write_csv(tmp_path / "a.csv", [{"x": n, "y": ("none", "1", "2")[n % 3]} for n in range(30)])
     assert table(tmp_path, file="a.csv", target="y").class_names == ("1", "2", "none")
@@ -199,7 +214,7 @@ def varied(**columns):
 
 
 def test_a_quantity_as_the_target_is_told(tmp_path):
-    lines = [f"{n},{18 + n % 62},{n % 3},{n % 100},{1 + n % 31}" for n in range(3100)]
+    lines = [f"{2 * n},{18 + n % 62},{n % 3},{n % 100},{1 + n % 31}" for n in range(3100)]
     (tmp_path / "a.csv").write_text("\n".join(["x,age,class,of a hundred,day", *lines]))
     with pytest.warns(UserWarning, match="'age' has 62 different whole numbers in 3100 rows.*quantity"):
         table(tmp_path, file="a.csv", target="age")
@@ -266,7 +281,7 @@ def test_parts_that_do_not_fit(tmp_path):
 
 
 def test_a_class_with_one_row_is_learned_and_told(tmp_path):
-    write_csv(tmp_path / "a.csv", varied(y=lambda n: "c" if n == 5 else "ab"[n % 2]))
+    write_csv(tmp_path / "a.csv", varied(x=lambda n: 2 * n, y=lambda n: "c" if n == 5 else "ab"[n % 2]))
     with pytest.warns(
         UserWarning, match=r"no (validation|test) element of 1 of 3 classes \('c' with 1 in"
     ) as told:

@@ -278,3 +278,11 @@ def too_many_categories(values: Sequence[Any]) -> bool:
     """Whether a column of texts has too many different ones to be categorical, as names or comments have."""
     different = len(set(as_texts(values)))
     return different > MAX_CATEGORIES or not repeats(different, len(values))
+
+
+def counts_rows(values: Sequence[Any]) -> bool:
+    """Whether a column has the number of the row, from any start."""
+    if len(values) < 3:
+        return False
+    # The first rows decide for most columns.
+    return all(is_numeric(some) and (np.diff(as_numbers(some)) == 1).all() for some in (values[:9], values))

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import nearest
+from calibrant.printable import first_few
 from calibrant.sizes import MAX_CLASSES, check_memory
 from calibrant.training.data.columns import (
     FileColumns,
     as_numbers,
     as_texts,
+    counts_rows,
     is_missing,
     is_numeric,
     place_of,
@@ -23,7 +25,7 @@ from calibrant.training.data.columns import (
     repeats,
 )
 from calibrant.training.data.part_checks import warn_about_parts
-from calibrant.training.data.raw_rows import Rows
+from calibrant.training.data.raw_rows import Rows, how_to_drop
 from calibrant.training.data.sampling import draw_parts, part_sizes
 from calibrant.training.data.split import DataSets, TensorSplit
 from calibrant.training.data.text.documents import check_several, class_positions, sorted_classes, yes_or_no
@@ -97,6 +99,7 @@ def table(
     drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(names), seed=split_seed)
     reference = drawn["train"] if len(drawn["train"]) else torch.arange(len(targets))
     used = {name: cells for name, cells in columns.items() if name not in (*wanted, *drop)}
+    _warn_of_counted(path, [name for name, cells in used.items() if counts_rows(cells)], drop)
     rows = Rows.fit(FileColumns(path, used), reference, categorical, ignored=(*wanted, *drop), target=wanted)
     check_memory(4 * rows.features * len(targets), f"the prepared table {path}")
     whole = TensorSplit(rows.prepared(columns), targets)
@@ -153,6 +156,17 @@ def _decisions(columns: FileColumns, names: Sequence[str]) -> Tensor:
         for name, cells in ((name, columns[name]) for name in names)
     ]
     return torch.tensor(found, dtype=torch.long).T.contiguous()
+
+
+def _warn_of_counted(path: Path, names: Sequence[str], dropped: Sequence[str]) -> None:
+    """Tell of inputs that count the rows: a file that is sorted by class gives the class away by them."""
+    if names:
+        several = len(names) > 1
+        warn(
+            f"{path}: column{'s' * several} {first_few(map(repr, names), 20)} count{'s' * (not several)} the "
+            f"rows and {'are inputs' if several else 'is an input'}: where the rows are sorted, this tells "
+            f"the class; {how_to_drop(names, dropped)}"
+        )
 
 
 def _spellings(labels: Sequence[str | int]) -> dict[str, str]:
