@@ -93,7 +93,7 @@ def wait_for_all(*, group: dist.ProcessGroup | None = None, timeout: float | Non
     first, *others = dist.get_process_group_ranks(group or dist.group.WORLD)
     is_first = dist.get_rank() == first
     peers = others if is_first else [first]
-    nothing = torch.zeros(1)
+    nothing = torch.zeros(1, device="cpu")
     with _waiting(timeout):
         # All report to the first process, which answers when it has heard from all.
         for exchange in (dist.irecv, dist.isend) if is_first else (dist.isend, dist.irecv):
@@ -149,7 +149,9 @@ def agree(
     if not several_processes():
         return
     printed = {name: str(value) for name, value in settings.items()}
-    hashes = torch.tensor([crc32(text.encode()) for text in printed.values()], dtype=torch.float64)
+    hashes = torch.tensor(
+        [crc32(text.encode()) for text in printed.values()], dtype=torch.float64, device="cpu"
+    )
     highest, lowest = all_reduce(torch.stack([hashes, -hashes]), maximum=True, group=group, timeout=timeout)
     for (name, text), differs in zip(printed.items(), (highest != -lowest).tolist(), strict=True):
         if differs:
@@ -208,7 +210,7 @@ def together(
         problem = error
         # Logged at once, because the other processes may arrive much later.
         _LOG.error("process %d failed while %s: %s", dist.get_rank(), what, problem)
-    failures = torch.tensor(float(problem is not None), device=device)
+    failures = torch.tensor(float(problem is not None), device=device or "cpu")
     try:
         failures = all_reduce(failures, group=group, timeout=timeout)
         if failures > 0:  # all processes have arrived, so this exchange needs no time-out

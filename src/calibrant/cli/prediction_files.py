@@ -122,7 +122,7 @@ def evaluate_file(
                 progress=lambda done, total: progress.update(resampling, completed=done, total=total),
             )
         reading = progress.add_task(f"{name}: reading", total=file.rows)
-        sums = torch.zeros(2, 3, dtype=torch.float64)
+        sums = torch.zeros(2, 3, dtype=torch.float64, device="cpu")
 
         def batches(part: PredictionFile) -> Iterator[Batch]:
             with closing(part.batches(all_ignored=True)) as found:
@@ -148,7 +148,8 @@ def _sums_by_label(file: PredictionFile, logits: Tensor, labels: Tensor) -> Tens
         logits = logits[:, 1] - logits[:, 0]
     yes = logits.double().sigmoid()
     parts = [yes[labels == label] for label in (0, 1)]
-    return torch.tensor([[len(part), part.sum(), part.square().sum()] for part in parts], dtype=torch.float64)
+    sums = [[len(part), part.sum(), part.square().sum()] for part in parts]
+    return torch.tensor(sums, dtype=torch.float64, device="cpu")
 
 
 def _warn_if_swapped(file: PredictionFile, sums: Tensor) -> None:
@@ -274,7 +275,8 @@ def shared_rows(one: Batch, other: Batch) -> int:
 def _hashes(logits: Tensor) -> Tensor:
     """A whole number for each row, equal for equal rows, ``(N,)``."""
     rows = logits.reshape(len(logits), -1)
-    odd = 2 * torch.randint(2**62, rows.shape[1:], generator=torch.Generator().manual_seed(0)) + 1
+    generator = torch.Generator().manual_seed(0)
+    odd = 2 * torch.randint(2**62, rows.shape[1:], generator=generator, device="cpu") + 1
     step = max(1, 2**22 // len(odd))
     return torch.cat([(part.double().view(torch.int64) * odd).sum(1) for part in torch.split(rows, step)])
 

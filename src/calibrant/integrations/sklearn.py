@@ -477,4 +477,4 @@ def _target(y: ArrayLike, classes: Sequence[Any], samples: int) -> Tensor:
     if unknown:
         named, known = first_few(map(repr, unknown)), first_few(map(repr, classes), 10)
         raise ValueError(f"y holds labels that are not among the classes: {named}; the classes are {known}")
-    return torch.tensor([column[label] for label in values], dtype=torch.long)
+    return torch.tensor([column[label] for label in values], dtype=torch.long, device="cpu")

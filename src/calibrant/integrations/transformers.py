@@ -358,7 +358,9 @@ class Calibration(TrainerCallback):
 
     def _load(self, plain: Mapping[str, Any]) -> None:
         # float64 holds them all exactly; loading converts them to their own types.
-        state = {name: torch.tensor(value, dtype=torch.float64) for name, value in plain.items()}
+        state = {
+            name: torch.tensor(value, dtype=torch.float64, device="cpu") for name, value in plain.items()
+        }
         try:
             self.loss.load_state_dict(state)
         except RuntimeError as problem:
@@ -462,7 +464,10 @@ def _blocks(predictions: Any, labels: Any) -> Iterator[tuple[Tensor, Tensor]]:
         return
     if isinstance(predictions, tuple):  # some models return more than logits
         predictions = predictions[0]
-    logits, target = torch.as_tensor(predictions), torch.as_tensor(labels)
+    pair = predictions, labels
+    logits, target = (
+        each if isinstance(each, Tensor) else torch.as_tensor(each, device="cpu") for each in pair
+    )
     enlarged = target[:1].numel() * logits.shape[1] if logits.ndim == 4 else logits[:1].numel()
     rows = max(1, _BLOCK // max(1, enlarged))
     yield from zip(torch.split(logits, rows), torch.split(target, rows), strict=True)

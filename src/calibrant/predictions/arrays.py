@@ -61,7 +61,7 @@ def _predictions(
         labels = arrays["labels"]
     else:
         no_labels = no_labels or f"has no labels; expected an integer array named labels, found {found}"
-        zeros = torch.zeros(scores.shape[:1], dtype=torch.long)
+        zeros = torch.zeros(scores.shape[:1], dtype=torch.long, device="cpu")
         labels = _Array(scores.shape, "int64", torch.long, lambda: nullcontext(zeros))
     # Booleans are answers: of a single score, or in the shape of the scores.
     several, same = prod(scores.shape[1:2]) > 1, labels.shape == scores.shape
@@ -303,6 +303,18 @@ def open_safetensors(path: Path) -> PredictionFile:
     return _predictions(path, arrays, names, ", ".join(found))
 
 
+class _OnCpu:
+    """A slice of a safetensors file whose parts are on the CPU, not on torch's default device."""
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def __getitem__(self, part: slice) -> Tensor:
+        with torch.device("cpu"):
+            rows: Tensor = self._found[part]
+        return rows
+
+
 def _safetensors_array(path: Path, name: str, header: Any) -> _Array:
     from safetensors import safe_open
 
@@ -313,6 +325,6 @@ def _safetensors_array(path: Path, name: str, header: Any) -> _Array:
     @contextmanager
     def opened() -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
-            yield file.get_slice(name)
+            yield _OnCpu(file.get_slice(name))
 
     return _Array(shape, stored, dtype, opened)

@@ -200,7 +200,7 @@ class PredictionFile:
                 scores, labels = pair
                 if self.no_labels:  # none is to be ignored, so that all scores are checked
                     place = scores.shape if self.binary else (len(scores), *self.spatial)
-                    labels = torch.full(place, int(self.ignore_index == 0))
+                    labels = torch.full(place, int(self.ignore_index == 0), device="cpu")
                 if self.binary:
                     scores, labels = (each.reshape(-1, *self.shape[1:]) for each in (scores, labels))
                 if start + len(labels) > self.rows:
@@ -214,8 +214,8 @@ class PredictionFile:
         with file_errors(self.path):
             place = self.shape[1:] if self.binary else self.spatial
             check_memory(self.size + 8 * self.rows * prod(place), "loading all predictions at once")
-        logits = torch.empty(self.shape, dtype=self.dtype)
-        labels = torch.empty(self.rows, *place, dtype=torch.long)
+        logits = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        labels = torch.empty(self.rows, *place, dtype=torch.long, device="cpu")
         start = 0
         with closing(self.batches()) as batches:
             for batch_logits, batch_labels in batches:

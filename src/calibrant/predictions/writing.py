@@ -50,7 +50,8 @@ def write_predictions(
         start = 0
         for batch_logits, batch_labels in batches:
             if not labels:  # in one piece: small pieces between large batches would scatter the memory
-                labels.append(torch.empty(rows, *batch_labels.shape[1:], dtype=batch_labels.dtype))
+                shape = rows, *batch_labels.shape[1:]
+                labels.append(torch.empty(shape, dtype=batch_labels.dtype, device="cpu"))
             labels[0][start : start + len(batch_labels)] = batch_labels
             start += len(batch_labels)
             yield batch_logits

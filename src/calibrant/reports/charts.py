@@ -119,7 +119,9 @@ def worst_classes(models: Sequence[Sequence[ClassFigures]]) -> list[int]:
 
 def _diagrams(evaluation: Evaluation) -> list[list[tuple[int, ...]]]:
     bins = [each for figures in evaluation.classes for each in figures.bins]
-    correct, count = (torch.tensor([getattr(each, key) for each in bins]) for key in ("correct", "elements"))
+    correct, count = (
+        torch.tensor([getattr(each, key) for each in bins], device="cpu") for key in ("correct", "elements")
+    )
     low, high = (ends.tolist() for ends in binomial_interval(correct, count, evaluation.level))
     rows = iter(
         (

@@ -87,8 +87,8 @@ def _of(name: str, bins: Bins) -> dict[str, Tensor]:
 def _shares(edges: Tensor) -> Tensor:
     """The share of each cell of the histogram that lies in each bin, ``(BINS, cells)``."""
     cells = cell_edges(torch.device("cpu")).to(edges.dtype)
-    steps = (torch.arange(_STEPS, dtype=edges.dtype) + 0.5) / _STEPS
+    steps = (torch.arange(_STEPS, dtype=edges.dtype, device=cells.device) + 0.5) / _STEPS
     points = cells[:-1, None] + steps * cells.diff()[:, None]
     number = len(cells) - 1
-    place = bin_with_width(points, edges) * number + torch.arange(number)[:, None]
+    place = bin_with_width(points, edges) * number + torch.arange(number, device=cells.device)[:, None]
     return place.view(-1).bincount(minlength=BINS * number).view(BINS, number).to(edges.dtype) / _STEPS

@@ -241,7 +241,7 @@ def _with_tensors(about: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict):
             shape = [int(length) for length in value["shape"]]
             check_memory(4 * prod(shape), name)
-            facts[name] = torch.zeros(shape)
+            facts[name] = torch.zeros(shape, device="cpu")
     return facts
 
 
@@ -250,7 +250,7 @@ def _example(plain: Mapping[str, Any]) -> Inputs:
     tensors = {}
     for name, (dtype, *shape) in plain.items():
         check_memory(16 * prod(shape), name)
-        tensors[name] = torch.zeros(2, *shape, dtype=getattr(torch, dtype))
+        tensors[name] = torch.zeros(2, *shape, dtype=getattr(torch, dtype), device="cpu")
     return tensors.get("", tensors)
 
 
@@ -332,7 +332,7 @@ def write_bundle(run: Run, method: str = "auto") -> Calibrator:
     folder, data = run.folder / BUNDLE, run.data
     calibrator, reason = fitted_calibrator(run, check_method(method))
     choice = self_contained(run.model, without_starting_weights(run.recipe.model))
-    inputs, _ = data.validation.batch(torch.zeros(1, dtype=torch.long))
+    inputs, _ = data.validation.batch(torch.zeros(1, dtype=torch.long, device="cpu"))
     named = inputs if isinstance(inputs, dict) else {"": inputs}
     about = {  # what JSON can hold; of tensors, the shapes
         name: {"shape": list(value.shape)} if isinstance(value, Tensor) else value

@@ -91,9 +91,9 @@ def _identity(run: Run) -> Calibrator:
     outputs = run.recipe.outputs(run.data)
     identity = Identity()
     if run.recipe.binary:
-        both = torch.arange(2).unsqueeze(1).expand(2, outputs)
-        return identity.fit(torch.zeros(2, outputs), both, binary=True)
-    identity.fitted_to(torch.ones(outputs))
+        both = torch.arange(2, device="cpu").unsqueeze(1).expand(2, outputs)
+        return identity.fit(torch.zeros(2, outputs, device="cpu"), both, binary=True)
+    identity.fitted_to(torch.ones(outputs, device="cpu"))
     return identity
 
 
@@ -136,7 +136,7 @@ def _part(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     logits, labels = logits.flatten(2), labels.flatten(1)
     count = min(labels.shape[1], max(1, _MANY // (logits.shape[0] * logits.shape[1])))
     # At random, because every n-th pixel may be of the same column. Pixels with a label come first.
-    order = torch.rand(labels.shape, generator=torch.Generator().manual_seed(0))
+    order = torch.rand(labels.shape, generator=torch.Generator().manual_seed(0), device="cpu")
     chosen = order.masked_fill(labels == -100, -1).topk(count, 1).indices
     each_class = chosen.unsqueeze(1).expand(-1, logits.shape[1], -1)
     return logits.gather(2, each_class), labels.gather(1, chosen)

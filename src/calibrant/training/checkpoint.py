@@ -158,7 +158,8 @@ def load(path: Path) -> dict[str, Any]:
 
 def random_state() -> dict[str, Any]:
     """The states of the random number generators of torch, Python and the current GPU."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": torch.tensor(random.getstate()[1])}
+    python = torch.tensor(random.getstate()[1], device="cpu")
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": python}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return state

@@ -38,7 +38,7 @@ class _DelayedMean:
     """Reads a running sum without waiting for the GPU: it returns the value of the previous reading."""
 
     def __init__(self) -> None:
-        self._copy, self._count = torch.zeros(()), 0
+        self._copy, self._count = torch.zeros((), device="cpu"), 0
         self._arrived: torch.cuda.Event | None = None
 
     def mean(self, total: Tensor, count: int) -> float | None:

@@ -52,7 +52,10 @@ class _Normalise(nn.Module):
         super().__init__()
         self.pixels = isinstance(constants, Normalisation)
         if isinstance(constants, Standardisation):
-            pair = tuple(torch.tensor(each, dtype=torch.float32) for each in (constants.mean, constants.std))
+            pair = tuple(
+                torch.tensor(each, dtype=torch.float32, device="cpu")
+                for each in (constants.mean, constants.std)
+            )
         else:
             pair = shift_and_scale(constants, torch.device("cpu"))
         self.register_buffer("first", pair[0])

@@ -60,7 +60,7 @@ def load_other(
     other: Split = getattr(loaded, part)
     if len(other) == 0:
         raise RecipeError(f"data {choice} have no {part} part")
-    first = torch.zeros(1, dtype=torch.long)
+    first = torch.zeros(1, dtype=torch.long, device="cpu")
     theirs, wanted = (_shapes(split.batch(first)[0]) for split in (other, data.test))
     if theirs != wanted:
         raise RecipeError(f"data {choice} have inputs of shape {theirs}; the models take {wanted}")

@@ -321,7 +321,7 @@ def _arrays(path: Path, changes: Sequence[str]) -> Recipe:
     classes = 2 if several else loaded.num_classes
     _check_sizes(path, "elements", classes, len(loaded.validation), len(loaded.test))
     total = sum(map(len, loaded.parts))
-    inputs, _ = loaded.train.batch(torch.zeros(1, dtype=torch.long))
+    inputs, _ = loaded.train.batch(torch.zeros(1, dtype=torch.long, device="cpu"))
     assert isinstance(inputs, Tensor)
     shape = " × ".join(map(str, inputs.shape[1:]))
     what = "labels for each (binary)" if several else "classes"

@@ -227,7 +227,7 @@ def in_order(processes: list[list[tuple[Tensor, Tensor]]], size: int) -> tuple[T
     batches = [batch for process in processes for batch in process]
     logits, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     count = len(processes)
-    order = torch.cat([torch.arange(size)[rank::count] for rank in range(count)]).argsort()
+    order = torch.cat([torch.arange(size, device="cpu")[rank::count] for rank in range(count)]).argsort()
     return logits[order], labels[order]
 
 

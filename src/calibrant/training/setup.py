@@ -200,7 +200,8 @@ def _multiplications(parts: Parts) -> int:
 
     Each parameter is used once for each number of an element; for features in a row, once for the element.
     """
-    inputs, _ = parts.data.validation.batch(torch.zeros(1, dtype=torch.long))  # as in `_create_network`
+    # As in `_create_network`.
+    inputs, _ = parts.data.validation.batch(torch.zeros(1, dtype=torch.long, device="cpu"))
     tensors = [inputs] if isinstance(inputs, Tensor) else inputs.values()
     places = [each.numel() for each in tensors if each.ndim > 2 or not each.is_floating_point()]
     numbers = max(places, default=1)
@@ -239,7 +240,7 @@ def _create_network(recipe: Recipe, data: DataSets, device: torch.device) -> tup
     except (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError, LookupError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise RecipeError(f"model {choice}: {reason}") from error
-    inputs, _ = data.validation.batch(torch.zeros(1, dtype=torch.long))
+    inputs, _ = data.validation.batch(torch.zeros(1, dtype=torch.long, device="cpu"))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             logits = network.eval()(inputs)

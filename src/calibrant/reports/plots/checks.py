@@ -29,7 +29,7 @@ def array(what: str, data: Numbers, *shapes: str, missing: bool = False, infinit
     expected = f"{what} must have shape {' or '.join(shapes)}"
     try:
         if isinstance(data, Sequence) and any(isinstance(part, Tensor) for part in data):
-            data = torch.stack([torch.as_tensor(part) for part in data])
+            data = torch.stack([torch.as_tensor(part, device="cpu") for part in data])
         if isinstance(data, Tensor):
             data = data.detach().double().cpu().numpy()
         values = np.asarray(data, dtype=np.float64)

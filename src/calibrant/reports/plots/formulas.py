@@ -21,7 +21,7 @@ from calibrant.losses import (
 )
 from calibrant.reports.plots import checks, drawing
 
-_PROBABILITIES = torch.linspace(0.002, 0.998, 499, dtype=torch.float64)
+_PROBABILITIES = torch.linspace(0.002, 0.998, 499, dtype=torch.float64, device="cpu")
 
 
 def focal_losses(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | None = None) -> Axes:
@@ -153,7 +153,7 @@ def _penalties(data: Mapping[str, tuple[Penalty, float, float]], ax: Axes, low: 
     """Draw penalties, each with its multiplier λ and its weight ρ, for violations from low to high."""
     ax.axhline(0, color=drawing.GREY, linewidth=0.5)
     ax.axvline(0, color=drawing.GREY, linewidth=0.5)
-    violation = torch.linspace(low, high, 401, dtype=torch.float64)
+    violation = torch.linspace(low, high, 401, dtype=torch.float64, device="cpu")
     for number, (label, (penalty, *numbers)) in enumerate(data.items()):
         multiplier, weight = map(violation.new_tensor, numbers)
         curve = penalty.value(violation, weight, multiplier)
@@ -164,7 +164,8 @@ def _penalties(data: Mapping[str, tuple[Penalty, float, float]], ax: Axes, low: 
 
 def _calfocal(rate: float, accuracy: float) -> CalFocal:
     """CalFocal after a pass in which all bins had this accuracy."""
-    loss = CalFocal(2, rate=rate)
+    with torch.device("cpu"):
+        loss = CalFocal(2, rate=rate)
     loss.accuracy.fill_(accuracy)
     loss.passes.fill_(1)
     return loss
@@ -175,7 +176,7 @@ def _values(loss: Loss) -> tuple[Tensor, Tensor]:
     logit = torch.logit(_PROBABILITIES).requires_grad_()
     logits = torch.stack([logit, torch.zeros_like(logit)], dim=1)
     loss.reduction = "none"
-    value = loss(logits, torch.zeros(len(logit), dtype=torch.long))
+    value = loss(logits, torch.zeros(len(logit), dtype=torch.long, device="cpu"))
     (slope,) = torch.autograd.grad(value.sum(), logit)
     return value.detach(), -slope / (1 - _PROBABILITIES)
 

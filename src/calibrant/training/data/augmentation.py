@@ -51,7 +51,7 @@ class Normalisation:
         The standard deviation of a constant channel is taken as 1.
         """
         # Counting the 256 values of a byte is exact, and needs no copy of the images in floating point.
-        levels = torch.arange(256, dtype=torch.float64) / 255
+        levels = torch.arange(256, dtype=torch.float64, device="cpu") / 255
         means, deviations = [], []
         for channel in images.unbind(1):
             counts = torch.bincount(channel.flatten().long(), minlength=256).cpu().double()
@@ -65,8 +65,8 @@ class Normalisation:
 @lru_cache(maxsize=64)  # copying the constants to a GPU with every batch would make the CPU wait
 def shift_and_scale(normalisation: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
     """The constants by which bytes become normalised pixels: ``shift + scale · bytes``."""
-    mean = torch.tensor(normalisation.mean, dtype=torch.float64).view(-1, 1, 1)
-    std = torch.tensor(normalisation.std, dtype=torch.float64).view(-1, 1, 1)
+    mean = torch.tensor(normalisation.mean, dtype=torch.float64, device="cpu").view(-1, 1, 1)
+    std = torch.tensor(normalisation.std, dtype=torch.float64, device="cpu").view(-1, 1, 1)
     return (-mean / std).float().to(device), (1 / (255 * std)).float().to(device)
 
 
@@ -84,7 +84,10 @@ class Standardisation:
     def __call__(self, inputs: Tensor) -> Tensor:
         """Standardised inputs ``(N, C, ...)``, float32."""
         shape = (-1, *(1,) * (inputs.ndim - 2))
-        mean, std = (torch.tensor(each, dtype=torch.float32).view(shape) for each in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(each, dtype=torch.float32, device=inputs.device).view(shape)
+            for each in (self.mean, self.std)
+        )
         return (inputs - mean) / std
 
     @classmethod

@@ -57,7 +57,7 @@ def digits(
     held_out = test_per_class + validation_per_class
     for digit in range(10):
         indices = (labels == digit).nonzero().flatten()
-        indices = indices[torch.randperm(len(indices), generator=generator)]
+        indices = indices[torch.randperm(len(indices), generator=generator, device="cpu")]
         size = max(1, round(head * imbalance ** (-digit / 9)))
         if min(test_per_class, validation_per_class) < 0 or held_out + size > len(indices):
             raise ValueError(
@@ -115,7 +115,7 @@ def synthetic(
         # Each part has a seed of its own: the size of one part does not change the others.
         generator = torch.Generator().manual_seed(4 * split_seed + number)
         labels = torch.multinomial(log_prior.exp(), whole_number(name, size), True, generator=generator)
-        noise = torch.randn(size, features, generator=generator, dtype=torch.float64)
+        noise = torch.randn(size, features, generator=generator, dtype=torch.float64, device="cpu")
         parts.append(TensorSplit((means[labels] + noise).float(), labels))
     names = tuple(f"class {label}" for label in range(classes))
     train, validation, test = parts
@@ -156,6 +156,7 @@ def _mixture(
     in_range("separation", separation)
     in_range("imbalance", imbalance, 1)
     generator = torch.Generator().manual_seed(4 * seed)
-    directions = torch.randn(classes, features, generator=generator, dtype=torch.float64)
-    weights = -torch.arange(classes, dtype=torch.float64) / max(1, classes - 1) * np.log(imbalance)
+    directions = torch.randn(classes, features, generator=generator, dtype=torch.float64, device="cpu")
+    position = torch.arange(classes, dtype=torch.float64, device="cpu") / max(1, classes - 1)
+    weights = -position * np.log(imbalance)
     return separation * torch.nn.functional.normalize(directions), weights.log_softmax(0)

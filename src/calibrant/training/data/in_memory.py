@@ -257,7 +257,7 @@ def _corrupted(
 
 def _only_tested(test: ImageSplit, names: tuple[str, ...]) -> DataSets:
     """Test images without any for training and validation."""
-    empty = test.subset(torch.arange(0))
+    empty = test.subset(torch.arange(0, device="cpu"))
     return _with_facts(empty, empty, test, names)
 
 

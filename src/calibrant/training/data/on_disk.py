@@ -308,7 +308,8 @@ def _class_folders(folder: Path) -> list[str]:
 
 def _packed(paths: Iterable[str], labels: Sequence[int]) -> tuple[Paths, Tensor]:
     """Arrays, whose memory worker processes share. They would copy a million strings."""
-    return np.array([os.fsencode(path) for path in paths], np.bytes_), torch.tensor(labels, dtype=torch.long)
+    places = torch.tensor(labels, dtype=torch.long, device="cpu")
+    return np.array([os.fsencode(path) for path in paths], np.bytes_), places
 
 
 def _listed(base: Path, folders: Iterable[str]) -> tuple[Paths, Tensor]:
@@ -334,7 +335,8 @@ def _folder_part(base: Path, name: str, classes: Sequence[str], transform: Trans
         raise ValueError(f"{base / name} has a class {unknown[0]!r} that {base / 'train'} does not have")
     paths, places = _listed(base, [f"{name}/{label}" for label in found])
     labels = {label: number for number, label in enumerate(classes)}
-    return ImageFileSplit(base, paths, torch.tensor([labels[label] for label in found])[places], *transform)
+    targets = torch.tensor([labels[label] for label in found], device="cpu")[places]
+    return ImageFileSplit(base, paths, targets, *transform)
 
 
 def _list_file(base: Path, name: str) -> tuple[Paths, Tensor]:

@@ -64,7 +64,7 @@ class ImagePreparation(Preparation):
     def bytes_of(self, raw: Any) -> Tensor:
         """The images before their normalisation, ``(N, C, H, W)``, uint8."""
         images = [pixels(self.fitted(self._image(each))) for each in self.listed(raw)]
-        empty = torch.empty(0, self.channels, self.height, self.width, dtype=torch.uint8)
+        empty = torch.empty(0, self.channels, self.height, self.width, dtype=torch.uint8, device="cpu")
         return torch.stack(images) if images else empty
 
     def batches(self, raw: Any, size: int) -> Iterator[Tensor]:

@@ -30,7 +30,7 @@ def random_numbers(seed: int, epoch: int, indices: Tensor, count: int = DRAWS) -
 
 def _stream(seed: int, epoch: int) -> int:
     """Seed and epoch hashed to one number: a Python integer, which needs no copy to a device."""
-    return int(_mix(_mix(torch.tensor(seed)) + epoch))
+    return int(_mix(_mix(torch.tensor(seed, device="cpu")) + epoch))
 
 
 def _mix(values: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def _shift_right(values: Tensor, bits: int) -> Tensor:
 def shuffled(size: int, seed: int, epoch: int = 0) -> Tensor:
     """A random permutation of ``0 … size - 1`` that depends only on seed and epoch."""
     generator = torch.Generator().manual_seed(_stream(seed, epoch) & ((1 << 63) - 1))
-    return torch.randperm(size, generator=generator)
+    return torch.randperm(size, generator=generator, device="cpu")
 
 
 def stratified(targets: Tensor, sizes: Sequence[int], seed: int) -> list[Tensor]:
@@ -68,7 +68,7 @@ def stratified(targets: Tensor, sizes: Sequence[int], seed: int) -> list[Tensor]
             f"of at least 0 with a sum of at most {len(targets)}"
         )
     if targets.ndim > 1:
-        targets = torch.zeros(len(targets), dtype=torch.long)
+        targets = torch.zeros(len(targets), dtype=torch.long, device="cpu")
     order = shuffled(len(targets), seed)
     # Sort by the relative position of an element in its shuffled class. Every class is then spread evenly
     # over the sequence, and any stretch of it has the classes in proportion.
@@ -76,7 +76,7 @@ def stratified(targets: Tensor, sizes: Sequence[int], seed: int) -> list[Tensor]
     counts = torch.bincount(targets)
     starts = counts.cumsum(0) - counts
     labels = targets[by_class]
-    position = (torch.arange(len(targets)) - starts[labels] + 0.5) / counts[labels]
+    position = (torch.arange(len(targets), device="cpu") - starts[labels] + 0.5) / counts[labels]
     sequence = by_class[torch.sort(position.double(), stable=True).indices]
     return [part.sort().values for part in torch.split(sequence[: sum(sizes)], list(sizes))]
 
@@ -95,7 +95,7 @@ def long_tail(targets: Tensor, imbalance: float, seed: int, num_classes: int = 0
     if imbalance < 1:
         raise ValueError(f"imbalance must be at least 1, got {imbalance!r}")
     if imbalance == 1:
-        return torch.arange(len(targets))
+        return torch.arange(len(targets), device="cpu")
     if targets.ndim > 1:
         raise ValueError(f"imbalance must be 1 for several labels, which have no classes, got {imbalance!r}")
     counts = torch.bincount(targets, minlength=num_classes)

@@ -61,12 +61,12 @@ def _deviation(part: Split) -> float:
     """The standard deviation of the inputs."""
     if len(part) == 0:
         raise ValueError("validation_noise needs validation data, got none")
-    first, _ = part.batch(torch.zeros(1, dtype=torch.long))
+    first, _ = part.batch(torch.zeros(1, dtype=torch.long, device="cpu"))
     if not isinstance(first, Tensor) or not first.is_floating_point():
         raise ValueError("validation_noise is for images and features, not for texts")
     if part.normalisation is not None:
         return 1.0
-    inputs, _ = part.batch(torch.arange(len(part)))
+    inputs, _ = part.batch(torch.arange(len(part), device="cpu"))
     assert isinstance(inputs, Tensor)
     return float(inputs.double().std(correction=0))
 
@@ -109,8 +109,8 @@ class NoisySplit(Split):
         return NoisySplit(self.part.normalised_by(normalisation), self.deviation, self.seed, self.numbers)
 
     def content(self) -> Iterable[Tensor]:
-        setting = torch.tensor(self.deviation, dtype=torch.float64), torch.tensor(self.seed)
-        return [*self.part.content(), self.numbers, *setting]
+        deviation = torch.tensor(self.deviation, dtype=torch.float64, device="cpu")
+        return [*self.part.content(), self.numbers, deviation, torch.tensor(self.seed, device="cpu")]
 
     @property
     def device(self) -> torch.device:

@@ -97,7 +97,7 @@ def table(
     }
     sizes = part_sizes(len(targets), given, validation=validation, test=test)
     drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(names), seed=split_seed)
-    reference = drawn["train"] if len(drawn["train"]) else torch.arange(len(targets))
+    reference = drawn["train"] if len(drawn["train"]) else torch.arange(len(targets), device="cpu")
     used = {name: cells for name, cells in columns.items() if name not in (*wanted, *drop)}
     _warn_of_counted(path, [name for name, cells in used.items() if counts_rows(cells)], drop)
     rows = Rows.fit(FileColumns(path, used), reference, categorical, ignored=(*wanted, *drop), target=wanted)
@@ -155,7 +155,7 @@ def _decisions(columns: FileColumns, names: Sequence[str]) -> Tensor:
         [yes_or_no(text, partial(place_of, columns, row), name) for row, text in enumerate(as_texts(cells))]
         for name, cells in ((name, columns[name]) for name in names)
     ]
-    return torch.tensor(found, dtype=torch.long).T.contiguous()
+    return torch.tensor(found, dtype=torch.long, device="cpu").T.contiguous()
 
 
 def _warn_of_counted(path: Path, names: Sequence[str], dropped: Sequence[str]) -> None:

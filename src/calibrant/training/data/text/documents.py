@@ -51,7 +51,7 @@ def class_positions(
     for index, label in enumerate(labels):
         if label not in positions:
             raise ValueError(f"{place(index)}: label {label!r}, expected one of the labels of {training}")
-    return torch.tensor([positions[label] for label in labels], dtype=torch.long)
+    return torch.tensor([positions[label] for label in labels], dtype=torch.long, device="cpu")
 
 
 _ANSWERS = {"0": 0, "1": 1, "false": 0, "true": 1}
@@ -88,7 +88,7 @@ def label_positions(
     training: str,
 ) -> Tensor:
     """Lists of labels as ``(N, L)`` of 0 and 1; the arguments are those of `class_positions`."""
-    found = torch.zeros(len(labels), len(classes), dtype=torch.long)
+    found = torch.zeros(len(labels), len(classes), dtype=torch.long, device="cpu")
     rows = [row for row, some in enumerate(labels) for _ in some]
     joined = [label for some in labels for label in some]
     found[rows, class_positions(joined, classes, lambda index: place(rows[index]), training)] = 1

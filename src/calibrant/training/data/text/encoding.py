@@ -191,7 +191,7 @@ def _words(text: str, length: int, keras: bool) -> list[str]:
 
 def _in_rows(documents: Sequence[list[str]], numbers: Mapping[str, int], length: int, keras: bool) -> Tensor:
     """The numbers of each document's words in rows ``(N, length)``, cut and padded; see `encode`."""
-    indices = torch.full((len(documents), length), PADDING)
+    indices = torch.full((len(documents), length), PADDING, device="cpu")
     for row, words in zip(indices.numpy(), documents, strict=True):
         if keras:
             known = [numbers[word] for word in words if word in numbers][-length:]
@@ -258,11 +258,11 @@ def tokenize(tokenizer: Any, texts: Sequence[str], length: int) -> dict[str, Ten
     """The ``input_ids`` and ``attention_mask`` of texts, ``(N, length)`` each."""
     options = {"truncation": True, "padding": "max_length", "return_attention_mask": True}
     keys = ("input_ids", "attention_mask")
-    tensors = {key: torch.empty(len(texts), length, dtype=torch.long) for key in keys}
+    tensors = {key: torch.empty(len(texts), length, dtype=torch.long, device="cpu") for key in keys}
     for start in range(0, len(texts), BATCH):
         batch = tokenizer(texts[start : start + BATCH], max_length=length, **options)
         for key, tensor in tensors.items():
-            tensor[start : start + BATCH] = torch.tensor(batch[key])
+            tensor[start : start + BATCH] = torch.tensor(batch[key], device="cpu")
     return tensors
 
 

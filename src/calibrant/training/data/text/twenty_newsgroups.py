@@ -77,7 +77,8 @@ def newsgroups(
             f"{folders[0]} has messages of {len(groups)} groups: expected a folder of messages for each group"
         )
     texts = [_message(file.read_bytes(), headers) for file, _ in files]
-    whole = Documents(texts, torch.tensor([groups.index(group) for _, group in files]))
+    labels = torch.tensor([groups.index(group) for _, group in files], device="cpu")
+    whole = Documents(texts, labels)
     sizes = _scaled(train, validation, test, len(files))
     documents = [whole.subset(part) for part in stratified(whole.targets, sizes, split_seed)]
     names = tuple(groups)
