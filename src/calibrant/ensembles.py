@@ -36,7 +36,7 @@ def pool(logits: Tensor, *, binary: bool = False) -> Tensor:
     """
     classes = _classes(logits, binary)
     warn_of_probabilities(classes[0])
-    pooled = _log_probabilities(classes).logsumexp(0) - torch.tensor(len(logits)).log()
+    pooled = _log_probabilities(classes).logsumexp(0) - torch.tensor(len(logits), device="cpu").log()
     return pooled[:, 1] - pooled[:, 0] if binary else pooled
 
 

@@ -40,9 +40,9 @@ def cell_edges(device: torch.device) -> Tensor:
     """Edges of the cells ``(lo, hi]``: multiples of 1/300, and steps even in log-odds."""
     # Computed on the CPU, also for a GPU: a GPU divides by multiplying with the reciprocal, so that edges of
     # cells and bins that should be equal would differ in the last place.
-    uniform = torch.arange(_UNIFORM + 1, dtype=torch.float64) / _UNIFORM
+    uniform = torch.arange(_UNIFORM + 1, dtype=torch.float64, device="cpu") / _UNIFORM
     # Half a step off, so that the two sets have no edge in common: both would contain 1/2.
-    odds = torch.arange(_LOW * _PER_UNIT, _HIGH * _PER_UNIT, dtype=torch.float64)
+    odds = torch.arange(_LOW * _PER_UNIT, _HIGH * _PER_UNIT, dtype=torch.float64, device="cpu")
     edges = torch.cat([uniform, ((odds + 0.5) / _PER_UNIT).sigmoid()]).sort().values
     return edges.to(device, sum_dtype(device))
 
@@ -90,7 +90,7 @@ def rounded_down(edges: Tensor, dtype: torch.dtype) -> Tensor:
 def equal_width_edges(bins: int, device: torch.device) -> Tensor:
     """Edges of ``bins`` bins of equal width on ``[0, 1]``, ``(bins + 1,)``."""
     bins = whole_number("bins", bins)
-    return (torch.arange(bins + 1, dtype=torch.float64) / bins).to(device, sum_dtype(device))
+    return (torch.arange(bins + 1, dtype=torch.float64, device="cpu") / bins).to(device, sum_dtype(device))
 
 
 def bin_of(values: Tensor, edges: Tensor) -> Tensor:

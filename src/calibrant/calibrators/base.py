@@ -232,7 +232,9 @@ class FittedLayer(nn.Module, ABC):
                 f"{type(self).__name__}: learn({name!r}, value) takes a tensor or a number, "
                 f"got {type(value).__name__}"
             )
-        self.register_buffer(name, torch.as_tensor(value, dtype=torch.float64).detach().clone())
+        device = value.device if isinstance(value, Tensor) else "cpu"
+        found = torch.as_tensor(value, dtype=torch.float64, device=device)
+        self.register_buffer(name, found.detach().clone())
 
     def learned(self, name: str, like: Tensor) -> Tensor:
         """Learned state in another tensor's type and on its device."""
@@ -286,7 +288,7 @@ class FittedLayer(nn.Module, ABC):
     def get_extra_state(self) -> Tensor:
         """The method, its options and the number of classes, as the bytes of JSON text, for `state_dict`."""
         state = {"method": type(self).__name__, **described(self)}
-        return torch.tensor(list(json.dumps(state, default=str).encode()), dtype=torch.uint8)
+        return torch.tensor(list(json.dumps(state, default=str).encode()), dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the number of classes, for `load_state_dict`; refuses that of other methods or options."""

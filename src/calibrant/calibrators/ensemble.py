@@ -52,7 +52,7 @@ class EnsembleTemperature(Scaling):
     def fit_passes(self, data: HeldOut) -> None:
         temperature = likeliest(data.without_ruled_out()).temperature
         self.learn("weights", _likeliest_weights(data, temperature))
-        self.learn("temperature", torch.tensor(temperature, dtype=torch.float64))
+        self.learn("temperature", temperature)
 
     def transform(self, rows: Tensor) -> Tensor:
         # The logarithm is taken in float64, which holds smaller weights, and then converted.
@@ -83,7 +83,8 @@ def _likeliest_weights(data: HeldOut, temperature: float) -> Tensor:
 
     def evaluate(weights: Any) -> tuple[float, list[float]]:
         """The mean negative log-likelihood and its gradient."""
-        logarithms = torch.as_tensor(weights).clamp_min(0).log()  # rounding may make a weight negative
+        # Rounding may make a weight negative.
+        logarithms = torch.as_tensor(weights, device="cpu").clamp_min(0).log()
 
         def summed(logs: Tensor) -> Tensor:
             mixture = (logs + logarithms.to(logs.device)[:, None]).logsumexp(0)
@@ -104,7 +105,7 @@ def _likeliest_weights(data: HeldOut, temperature: float) -> Tensor:
         evaluate, start, jac=True, method="SLSQP", bounds=bounds, constraints=simplex, options=options
     )
     weights = torch.from_numpy(found.x).clamp_min(0)
-    weights, tempered = weights / weights.sum(), torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    weights, tempered = weights / weights.sum(), weights.new_tensor([1.0, 0.0, 0.0])
     # The uniform distribution alone has no order of classes. A little of the tempered one restores it.
     if weights[:2].sum() < _LEAST:
         weights = (1 - _LEAST) * weights + _LEAST * tempered

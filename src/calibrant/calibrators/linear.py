@@ -92,7 +92,9 @@ class Linear(Scaling):
         problem = (_PerClass if self.diagonal else _Matrix)(
             data, inputs, self.penalties(classes, samples), mean
         )
-        identity = torch.ones_like(mean) if self.diagonal else torch.eye(classes).to(mean)
+        identity = torch.ones_like(mean)
+        if not self.diagonal:
+            identity = torch.eye(classes, dtype=mean.dtype, device=mean.device)
 
         def objective(parameters: Tensor) -> tuple[float, Tensor, Solve]:
             deviation, offset = parameters[:size].view_as(identity), parameters[size:]
@@ -444,6 +446,6 @@ def _free_parameters(solve: Solve, penalties: Tensor) -> float:
     one of the K classes are not free.
     """
     generator = torch.Generator().manual_seed(0)
-    signs = 2 * torch.randint(2, penalties.shape, generator=generator).to(penalties) - 1
+    signs = 2 * torch.randint(2, penalties.shape, generator=generator, device="cpu").to(penalties) - 1
     classes = math.isqrt(len(signs))  # K² factors and K offsets
     return (len(signs) - float(signs @ solve(2 * penalties * signs))) * (classes - 1) / classes

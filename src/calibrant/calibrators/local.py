@@ -83,7 +83,7 @@ class LocalTemperature(Scaling):
         spread = torch.where(spread > 1e-9 * mean, spread, torch.inf)
         offset, slope = self._line(data, reference, mean.item(), spread.item(), len(entropy))
         self.learn("temperature", reference * offset.exp())
-        self.learn("reference", torch.tensor(reference, dtype=torch.float64))
+        self.learn("reference", reference)
         self.learn("slope", slope / spread)
         self.learn("entropies", torch.stack([entropy.min(), mean, entropy.max()]))
 

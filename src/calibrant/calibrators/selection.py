@@ -174,7 +174,8 @@ def rank(
         if ruled_out and "ensemble-temperature" not in candidates:  # it copes with what spoils a temperature
             candidates.append("ensemble-temperature")
     chosen = {key: create_calibrator(key) for key in [Identity.key, *candidates]}
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed), device="cpu")
+    order = order.to(labels.device)
     losses: dict[str, Tensor] = {}
     seconds = {}
     for key, calibrator in chosen.items():

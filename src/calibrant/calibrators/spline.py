@@ -80,7 +80,8 @@ class Spline(ProbabilityMap):
 
         # Equal confidences get the mean of their slopes, so that the map has one value.
         values = points + mean(slope)
-        kept = torch.linspace(0, len(points) - 1, min(_POINTS, max(2, len(points))), dtype=torch.float64)
+        number = min(_POINTS, max(2, len(points)))
+        kept = torch.linspace(0, len(points) - 1, number, dtype=torch.float64, device="cpu")
         kept = kept.round().long().to(points.device)
         self.learn("points", points[kept])
         self.learn("values", values[kept].clamp(0, 1))
@@ -95,7 +96,8 @@ def spline_slope(at: Tensor, values: Tensor, knots: int, where: Tensor) -> Tenso
     from scipy.interpolate import CubicSpline  # type: ignore[import-untyped]
 
     # The splines that are 1 at one knot and 0 at the others.
-    ends, identity = torch.linspace(0, 1, knots, dtype=torch.float64), torch.eye(knots, dtype=torch.float64)
+    ends = torch.linspace(0, 1, knots, dtype=torch.float64, device="cpu")
+    identity = torch.eye(knots, dtype=torch.float64, device="cpu")
     basis = CubicSpline(ends.numpy(), identity.numpy(), bc_type="natural")
     design = torch.from_numpy(basis(at.cpu().numpy())).to(at)
     # The basis is well conditioned, so the normal equations are accurate, and they need no copy of it.

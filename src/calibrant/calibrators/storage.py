@@ -67,7 +67,8 @@ def save_layer(
         # Loading imports nothing, but its error can name the module.
         description["module"] = type(calibrator).__module__
     tensors = {name: buffer.cpu().contiguous() for name, buffer in calibrator.named_buffers()}
-    tensors = tensors or {"nothing": torch.zeros(1)}  # some readers refuse a file without tensors
+    # Some readers refuse a file without tensors.
+    tensors = tensors or {"nothing": torch.zeros(1, device="cpu")}
     description["checksum"] = _checksum(tensors)
     written = json.dumps(description, default=_plain)
     if not calibrator.from_calibrant:
@@ -131,7 +132,8 @@ def load_layer(
         if description["checksum"] != _checksum(tensors):
             raise ValueError("its numbers are not those that were saved")
         calibrator = _restored(description, tensors, create)
-        calibrator(torch.zeros(5, _logits_each(calibrator), 2, 3))  # raises if tensors do not fit
+        # It raises an error if tensors do not fit.
+        calibrator(torch.zeros(5, _logits_each(calibrator), 2, 3, device="cpu"))
     except UnknownCalibratorError:
         saved_by = description.get("module")
         source = f" ({saved_by!r} when it was saved)" if saved_by else ""
@@ -186,7 +188,8 @@ def _check_read_back(
 ) -> None:
     """Raise an error if a user's layer would not be the same when its file is read."""
     where = next((buffer.device for buffer in calibrator.buffers()), torch.device("cpu"))
-    rows = torch.randn(20, _logits_each(calibrator), generator=torch.Generator().manual_seed(0)).to(where)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(20, _logits_each(calibrator), generator=generator, device="cpu").to(where)
     expected = calibrator(rows)
     try:
         again = _restored(description, tensors, lambda _, **options: type(calibrator)(**options))

@@ -97,7 +97,7 @@ class Temperature(Scaling):
                 _warn_of_chance(data, likely.unit)
         else:
             found = _best_calibrated(data, equal_mass=self.objective == "adaptive-ece")
-        self.learn("temperature", torch.tensor(found, dtype=torch.float64))
+        self.learn("temperature", found)
 
     def transform(self, rows: Tensor) -> Tensor:
         return below_maximum(rows) / self.learned("temperature", rows)

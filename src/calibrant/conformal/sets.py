@@ -75,8 +75,8 @@ class ConformalSets(FittedInPasses):
     def fit_passes(self, data: HeldOut) -> None:
         """Learn the thresholds in one pass. Only label and score of each element stay in memory."""
         # Allocated at once: small pieces between large batches would scatter the memory.
-        scores = torch.empty(data.samples, dtype=torch.float64)
-        classes = torch.empty(data.samples, dtype=torch.int32)
+        scores = torch.empty(data.samples, dtype=torch.float64, device="cpu")
+        classes = torch.empty(data.samples, dtype=torch.int32, device="cpu")
         start = 0
         for rows, labels in data:
             found = self.transform(rows.to(sum_dtype(rows.device)))

@@ -331,7 +331,9 @@ def _runs(evaluations: Sequence[Evaluation], metric: str) -> _Runs:
     figures = [each.figures[metric] for each in evaluations]
     drawn = [each.replicates for each in figures]
     size = min(map(len, drawn))
-    replicates = torch.tensor([each[:size] for each in drawn], dtype=torch.float64) if size > 1 else None
+    replicates = None
+    if size > 1:
+        replicates = torch.tensor([each[:size] for each in drawn], dtype=torch.float64, device="cpu")
     return _Runs(evaluations, [float(each.value or 0.0) for each in figures], replicates)
 
 

@@ -298,7 +298,10 @@ class Evaluation:
         assert first.value is not None
         assert second.value is not None
         size = min(len(first.replicates), len(second.replicates))
-        ours, theirs = (torch.tensor(each.replicates[:size], dtype=torch.float64) for each in (first, second))
+        ours, theirs = (
+            torch.tensor(each.replicates[:size], dtype=torch.float64, device="cpu")
+            for each in (first, second)
+        )
         if not paired:  # both may have been drawn with the same random numbers: break the pairing
             theirs = theirs.flip(0)
         value = first.value - second.value

@@ -59,7 +59,8 @@ def figures_of(
             if metric.source in METRICS:
                 inner = figures[metric.source].interval  # the metric is an increasing function of another
                 if inner is not None:
-                    low, high = metric.function(torch.tensor(inner, dtype=torch.float64), options).tolist()
+                    both = torch.tensor(inner, dtype=torch.float64, device="cpu")
+                    low, high = metric.function(both, options).tolist()
                     ends = low, high
             elif metric.binomial:
                 found = binomial_interval((value * sums.samples).round(), sums.samples, level)

@@ -104,13 +104,14 @@ def rank_methods(values: Values, *, higher_is_better: bool, resamples: int = 100
         raise ValueError("expected at least one method that has values on every data set")
     sign = -1.0 if higher_is_better else 1.0
     tables = [
-        [sign * torch.tensor(values[each][name], dtype=torch.float64) for name in names] for each in data
+        [sign * torch.tensor(values[each][name], dtype=torch.float64, device="cpu") for name in names]
+        for each in data
     ]
     ranks = torch.stack([_ranks(torch.stack([seeds.mean() for seeds in table])) for table in tables])
     mean = ranks.mean(0)
     order = mean.argsort(stable=True).tolist()
     drawn = _resampled(tables, resamples, seed)
-    low, high = torch.quantile(drawn, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    low, high = torch.quantile(drawn, drawn.new_tensor([0.025, 0.975]), dim=0)
     return Ranks(
         data,
         {names[k]: tuple(ranks[:, k].tolist()) for k in order},
@@ -191,14 +192,14 @@ def _resampled(tables: Sequence[Sequence[Tensor]], resamples: int, seed: int) ->
     """
     generator = torch.Generator().manual_seed(seed)
     sets, most = len(tables), max(len(seeds) for table in tables for seeds in table)
-    drawn = torch.randint(sets, (resamples, sets), generator=generator)
-    numbers = torch.rand(resamples, sets, most, generator=generator, dtype=torch.float64)
+    drawn = torch.randint(sets, (resamples, sets), generator=generator, device="cpu")
+    numbers = torch.rand(resamples, sets, most, generator=generator, dtype=torch.float64, device="cpu")
     ranks = []
     for table in tables:
         chosen = [seeds[(numbers[..., : len(seeds)] * len(seeds)).long()].mean(-1) for seeds in table]
         ranks.append(_ranks(torch.stack(chosen, dim=-1)))  # as if this data set had been drawn every time
     every = torch.stack(ranks)  # (data sets, resamples, positions, methods)
-    rows, positions = torch.arange(resamples)[:, None], torch.arange(sets)[None]
+    rows, positions = torch.arange(resamples, device="cpu")[:, None], torch.arange(sets, device="cpu")[None]
     return every[drawn, rows, positions].mean(1)
 
 
@@ -215,7 +216,7 @@ def _friedman(ranks: Tensor) -> float:
     if sets < 2 or methods < 2:
         return math.nan
     generator = torch.Generator().manual_seed(0)
-    order = torch.rand(_PERMUTATIONS, sets, methods, generator=generator).argsort(-1)
+    order = torch.rand(_PERMUTATIONS, sets, methods, generator=generator, device="cpu").argsort(-1)
     permuted = ranks.expand(_PERMUTATIONS, -1, -1).gather(-1, order).mean(1)
     spread = ranks.mean(0).var()
     larger = (permuted.var(-1) >= spread - 1e-9).sum()

@@ -27,7 +27,8 @@ GROUPS = {"head": f"more than {_HEAD}", "mid": f"{_TAIL} to {_HEAD}", "tail": f"
 
 def group_of_class(class_counts: Sequence[int] | Tensor) -> Tensor:
     """The position in `GROUPS` of each class, by its number of training elements."""
-    counts = torch.as_tensor(class_counts)
+    device = class_counts.device if isinstance(class_counts, Tensor) else "cpu"
+    counts = torch.as_tensor(class_counts, device=device)
     return (counts <= _HEAD).long() + (counts < _TAIL).long()
 
 
@@ -85,8 +86,8 @@ class EvaluationSums(Statistics):
             return self
         figures = EvaluationSums.of(predictions, options).metrics(options, predictions)
         found = [figures.get(name) for name in METRICS]
-        values = torch.tensor([value or 0.0 for value in found], dtype=torch.float64)
-        present = torch.tensor([value is not None for value in found], dtype=torch.float64)
+        values = torch.tensor([value or 0.0 for value in found], dtype=torch.float64, device="cpu")
+        present = torch.tensor([value is not None for value in found], dtype=torch.float64, device="cpu")
         rows = torch.stack([present, values, values.square()])
         return replace(self, images=self.images + rows.to(self.images.device))
 

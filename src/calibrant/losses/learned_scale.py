@@ -237,7 +237,7 @@ class LearnedScale(AdaptiveLoss):
 
 def _checked_counts(counts: Tensor | Sequence[float], num_classes: int) -> tuple[float, ...]:
     try:
-        found = torch.as_tensor(counts, dtype=torch.float64)
+        found = torch.as_tensor(counts, dtype=torch.float64, device="cpu")
         valid = found.shape == (num_classes,) and bool(((found > 0) & found.isfinite()).all())
     except (TypeError, ValueError, RuntimeError):
         valid = False

@@ -297,7 +297,7 @@ def smooth_ece_of(confidences: Confidences) -> Tensor:
     # The error without a kernel, which smoothing cannot exceed. A kernel that is narrower than a cell would
     # exceed it, because its transform is cut off at the highest frequency.
     most = residual.abs().sum(-1)
-    frequency = torch.arange(cells, dtype=residual.dtype) * math.pi
+    frequency = torch.arange(cells, dtype=residual.dtype, device=residual.device) * math.pi
 
     def error_of(width: Tensor, rows: Tensor) -> Tensor:
         """The errors of the chosen rows with kernels of these widths, one for each of them."""

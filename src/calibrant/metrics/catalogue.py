@@ -386,7 +386,9 @@ _METRICS: dict[str, Metric] = {
         percent=False,
         source="elements",
         streamed=False,
-        function=lambda predictions, options: torch.tensor(kde_ece(predictions), dtype=torch.float64),
+        function=lambda predictions, options: torch.tensor(
+            kde_ece(predictions), dtype=torch.float64, device="cpu"
+        ),
         requires="kde",
         why_missing="slow, because it visits all pairs of elements; calibrant.metrics.kde_ece computes it",
     ),

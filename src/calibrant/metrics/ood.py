@@ -218,7 +218,7 @@ def roc(in_scores: Tensor, out_scores: Tensor, *, points: int = 201) -> tuple[fl
     (0.5, 1.0, 1.0, 1.0, 1.0)
     """
     false, true = rates(in_scores, out_scores)
-    at = torch.linspace(0, 1, whole_number("points", points, 2), dtype=torch.float64)
+    at = torch.linspace(0, 1, whole_number("points", points, 2), dtype=false.dtype, device=false.device)
     # The last point at or before each rate: where the curve is vertical, this is the highest one.
     left = torch.searchsorted(false, at, right=True) - 1
     right = (left + 1).clamp_max(len(false) - 1)

@@ -60,8 +60,8 @@ def draws(samples: int, resamples: int, seed: int, numbers: int = 1) -> Iterator
     """
     generator = torch.Generator().manual_seed(seed)
     for count in _blocks(resamples, max(samples, numbers)):
-        drawn = torch.randint(samples, (count, samples), generator=generator)
-        drawn += samples * torch.arange(count).unsqueeze(1)
+        drawn = torch.randint(samples, (count, samples), generator=generator, device="cpu")
+        drawn += samples * torch.arange(count, device="cpu").unsqueeze(1)
         yield torch.bincount(drawn.flatten(), minlength=count * samples).view(count, samples).double()
 
 

@@ -61,13 +61,14 @@ def least_resamples(level: float) -> int:
 def percentile_interval(replicates: Tensor, level: float) -> Interval:
     """The quantiles of the replicates ``(R,)``, for estimates near a bound that a reflection would cross."""
     tail = (1 - level) / 2
-    low, high = torch.quantile(replicates, torch.tensor([tail, 1 - tail], dtype=replicates.dtype)).tolist()
+    low, high = torch.quantile(replicates, replicates.new_tensor([tail, 1 - tail])).tolist()
     return low, high
 
 
 def normal_interval(mean: float, deviation: float, level: float) -> Interval:
     """The interval of a mean whose standard deviation is known, by the normal distribution."""
-    reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
+    quantile = torch.erfinv(torch.tensor(level, dtype=torch.float64, device="cpu"))
+    reach = math.sqrt(2) * float(quantile) * deviation
     return mean - reach, mean + reach
 
 
@@ -94,8 +95,8 @@ def binomial_interval(successes: Tensor, trials: Tensor, level: float = 0.95) ->
 
     tail = (1 - level) / 2
     k, n = successes.double().cpu().numpy(), trials.double().cpu().numpy()
-    low = torch.as_tensor(betaincinv(k.clip(1e-300), n - k + 1, tail))
-    high = torch.as_tensor(betaincinv(k + 1, (n - k).clip(1e-300), 1 - tail))
+    low = torch.as_tensor(betaincinv(k.clip(1e-300), n - k + 1, tail), device="cpu")
+    high = torch.as_tensor(betaincinv(k + 1, (n - k).clip(1e-300), 1 - tail), device="cpu")
     successes, trials = successes.double().cpu(), trials.double().cpu()
     return torch.where(successes > 0, low, 0.0), torch.where(successes < trials, high, 1.0)
 
@@ -126,11 +127,11 @@ def consistency_band(bins: Bins, level: float = 0.95) -> tuple[Tensor, Tensor]:
 
     def quantile(at: float) -> Tensor:
         """The smallest fraction of successes whose cumulative probability is at least ``at``."""
-        most = torch.as_tensor(bdtrik(at, count.numpy(), probability.numpy()))
+        most = torch.as_tensor(bdtrik(at, count.numpy(), probability.numpy()), device="cpu")
         most = most.nan_to_num(0).ceil()  # NaN for a probability of 0
         fewer = (most - 1).clamp_min(0)
         reached = betainc((count - fewer).numpy(), (fewer + 1).numpy(), (1 - probability).numpy())
-        return torch.where(torch.as_tensor(reached) >= at, fewer, most) / count
+        return torch.where(torch.as_tensor(reached, device="cpu") >= at, fewer, most) / count
 
     return quantile(tail), quantile(1 - tail)
 
@@ -237,4 +238,4 @@ def _simulated_gaps(histogram: ConfidenceHistogram, bins: int, simulations: int,
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.binomial(count.expand(shape), probability, generator=generator)
     place = bin_of_cells(bins, count.device)[filled]
-    return torch.zeros(simulations, bins, dtype=drawn.dtype).index_add_(1, place, drawn - confidence)
+    return drawn.new_zeros(simulations, bins).index_add_(1, place, drawn - confidence)
