@@ -93,6 +93,7 @@ def test_columns_that_the_model_does_not_use():
         assert torch.equal(ROWS([{"shoe": 1, "colour": "red", "age": 50, "hat": 2}]), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*column 'x' counts the rows")
 @pytest.mark.parametrize("words", [("true", "false"), ("True", "False"), ("TRUE", "FALSE"), (True, False)])
 def test_true_and_false_agree_whatever_their_source(tmp_path, words):
     file = "a.parquet" if words[0] is True else "a.csv"
