@@ -93,7 +93,7 @@ def test_tuples_of_statistics_add_one_by_one():
     assert repr(added) == "OfLabels(samples=4, labels=<6 tensors>)"
 
 
-def test_statistics_that_add_themselves_cannot_be_a_field():
+def test_statistics_with_an_addition_of_their_own_cannot_be_a_field():
     """Added tensor by tensor, elements of two batches would be mixed."""
 
     @dataclass(frozen=True, eq=False)
@@ -101,9 +101,8 @@ def test_statistics_that_add_themselves_cannot_be_a_field():
         outcomes: Outcomes
 
     outcomes = Outcomes.of(arrange(torch.eye(3), torch.tensor([0, 1, 1])))
-    nested = Nested(outcomes.samples, outcomes)
-    with pytest.raises(TypeError, match="Outcomes adds itself, so it cannot be a field of other statistics"):
-        nested + nested
+    with pytest.raises(TypeError, match="Outcomes has an addition of its own: it cannot be a field"):
+        Nested(outcomes.samples, outcomes)
 
 
 def test_statistics_of_different_kinds_do_not_add():

@@ -82,10 +82,13 @@ def ray_cluster(jobs: int | None, purpose: str) -> Iterator[Any]:
     started = not ray.is_initialized()
     if started:
         quiet = {"logging_level": "error", "log_to_driver": False}
+        own = {"num_cpus": jobs, "include_dashboard": False, **quiet}
         # Not the address "auto": it also finds a cluster that another program started for itself, and this
         # process would be killed when that program ends.
         try:
-            ray.init(num_cpus=jobs, include_dashboard=False, **quiet)
+            ray.init(**own)
+        except ConnectionError:  # the environment asks for "auto", and there is no cluster
+            ray.init(address="local", **own)
         except ValueError:  # a cluster that runs already has its own number of CPUs
             ray.init(**quiet)
     try:

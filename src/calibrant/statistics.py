@@ -77,6 +77,14 @@ class Statistics:
 
     samples: Tensor
 
+    def __post_init__(self) -> None:
+        """Refuse fields that would be added tensor by tensor, although they have an addition of their own."""
+        for part in self._parts():
+            for each in part if isinstance(part, tuple) else (part,):
+                if isinstance(each, Statistics) and type(each).__add__ is not Statistics.__add__:
+                    name = type(each).__name__
+                    raise TypeError(f"{name} has an addition of its own: it cannot be a field of statistics")
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         type.__setattr__(cls, "__repr__", cls.__repr__)  # the inherited one; dataclass would write a long one
@@ -133,8 +141,6 @@ def _in_short(part: Part) -> str:
 
 def _tensors(part: Part) -> list[Tensor]:
     if isinstance(part, Statistics):
-        if type(part).__add__ is not Statistics.__add__:  # adding tensor by tensor would give wrong sums
-            raise TypeError(f"{type(part).__name__} adds itself, so it cannot be a field of other statistics")
         return part.tensors()
     return [tensor for each in part for tensor in _tensors(each)] if isinstance(part, tuple) else [part]
 

@@ -182,9 +182,10 @@ def test_a_note_says_that_true_classes_have_a_probability_of_0(tmp_path, file):
     forest.write_text("label,probability_0,probability_1\n" + 9 * "0,0.8,0.2\n" + "1,1,0\n")
     other = shutil.copy(forest, tmp_path / "other.csv")
     note = "1 of 10 true classes have a probability of 0"
-    for files in ([forest], [forest, other]):
-        assert run_evaluate(*files, "--report", page).stdout.count(note) == len(files)
-        assert page.read_text().count(note) == len(files)
+    for files in ([forest], [forest, other]):  # equal notes of two files are one
+        assert run_evaluate(*files, "--report", page).stdout.count(note) == 1
+        assert page.read_text().count(note) == 1
+    assert f"forest, other: {note}" in page.read_text()
     assert "probability of 0" not in run_evaluate(file, "--report", page).stdout
     assert "probability of 0" not in page.read_text()
 

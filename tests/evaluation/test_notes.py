@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
-from calibrant.evaluation.notes import data_notes, intervals_note
+from calibrant.evaluation.notes import data_notes, intervals_note, predicts_the_other_class
 from calibrant.layout import as_logits
 from tests.evaluation.test_evaluator import batch, images
 
@@ -140,6 +140,18 @@ def test_two_classes_that_are_swapped_are_told(binary: bool, streamed: bool) -> 
     assert note not in said(-yes[:90], target[:90])  # too few to tell
     assert note not in said(torch.randn(400, generator=generator), target)
     assert note not in said(-yes, torch.zeros_like(target))
+
+
+def test_rare_classes_and_objects_elsewhere_are_not_taken_for_swapped() -> None:
+    """Predictions that do not depend on the label miss a rare class altogether now and then."""
+    generator = torch.Generator().manual_seed(0)
+    target = (torch.arange(2000) < 50).long()
+    for _ in range(100):
+        yes = torch.where(torch.rand(2000, generator=generator) < 0.08, 1.0, -1.0)
+        assert not predicts_the_other_class(evaluate(yes, target, binary=True, resamples=0))
+    mask, found = torch.zeros(1, 64, 64, dtype=torch.long), torch.full((1, 64, 64), -3.0)
+    mask[0, 5:20, 5:20], found[0, 30:45, 30:45] = 1, 3
+    assert not predicts_the_other_class(evaluate(torch.stack([-found, found], 1), mask, resamples=0))
 
 
 def test_a_missing_offset_of_single_logits_is_no_chance() -> None:

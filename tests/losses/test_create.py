@@ -302,12 +302,16 @@ def test_only_losses_are_registered(part: object) -> None:
     assert "own" not in LOSSES
 
 
-def test_texts_in_place_of_the_numbers_of_a_loss_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("annotation", [float, float | None, int | float, "float", "None | int", "float|int"])
+def test_texts_in_place_of_the_numbers_of_a_loss_from_outside(
+    monkeypatch: pytest.MonkeyPatch, annotation: Any
+) -> None:
     class Unchecked(CrossEntropy):
         def __init__(self, num_classes: int, *, eps: float = 0.1, **options: Any) -> None:
             super().__init__(num_classes, **options)
             self.eps = -eps
 
+    Unchecked.__init__.__annotations__["eps"] = annotation
     monkeypatch.setitem(LOSSES, "own", Unchecked)
     with pytest.raises(ValueError, match="eps must be a number, got 'x'"):
         create_loss("own", 3, eps="x")

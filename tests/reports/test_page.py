@@ -630,5 +630,5 @@ def test_a_binary_report_speaks_of_probabilities_of_yes():
 
 def test_notes_about_probabilities_of_0_number_models_of_the_same_name():
     text = render_report([dataclasses.replace(evaluation(), ruled_out=1)] * 2)
-    first, second = re.findall(r'<p class="quiet">([^<:]*): 1 of [\d,]+ true classes', text)
+    ((first, second),) = re.findall(r'<p class="quiet">([^<:,]*), ([^<:,]*): 1 of [\d,]+ true classes', text)
     assert second == f"{first} (2)"

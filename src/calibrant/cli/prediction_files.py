@@ -25,6 +25,7 @@ from calibrant.cli.program import foreseen, say
 from calibrant.cli.terminal import progress_bars
 from calibrant.ensembles import Diversity
 from calibrant.evaluation import Evaluation
+from calibrant.evaluation.notes import data_notes, pixels_note, predicts_the_other_class
 from calibrant.predictions import CHUNK, BadFileError, PredictionFile, batches_of, open_ensemble
 from calibrant.printable import first_few
 from calibrant.processes import Workers
@@ -112,15 +113,16 @@ def evaluate_file(
     checked = calibrator is None and file.num_classes == (1 if file.binary else 2)
     with progress_bars() as progress, errors_of(file):
         if loaded is not None:
-            if checked:
-                _warn_if_swapped(file, _sums_by_label(file, *loaded))
             resampling = progress.add_task(f"{name}: resampling", total=options["resamples"])
-            return calibrant.evaluation.evaluate(
+            evaluation = calibrant.evaluation.evaluate(
                 calibrate_batch(calibrator, file, *loaded),
                 loaded[1],
                 **options,
                 progress=lambda done, total: progress.update(resampling, completed=done, total=total),
             )
+            if checked:
+                _warn_if_swapped(file, _sums_by_label(file, *loaded), evaluation)
+            return evaluation
         reading = progress.add_task(f"{name}: reading", total=file.rows)
         sums = torch.zeros(2, 3, dtype=torch.float64, device="cpu")
 
@@ -136,7 +138,7 @@ def evaluate_file(
             file.parts, batches, num_classes=file.num_classes, **options
         )
         if checked:
-            _warn_if_swapped(file, sums)
+            _warn_if_swapped(file, sums, evaluation)
         return evaluation
 
 
@@ -152,10 +154,13 @@ def _sums_by_label(file: PredictionFile, logits: Tensor, labels: Tensor) -> Tens
     return torch.tensor(sums, dtype=torch.float64, device="cpu")
 
 
-def _warn_if_swapped(file: PredictionFile, sums: Tensor) -> None:
-    """Warn if the probability of the second class, or of yes, is clearly higher where it is not true."""
+def _warn_if_swapped(file: PredictionFile, sums: Tensor, evaluation: Evaluation) -> None:
+    """Warn if the probability of the second class, or of yes, is clearly higher where it is not true.
+
+    If the predictions show it as well, the notes on the evaluation say so.
+    """
     count, total, squares = sums.unbind(1)
-    if file.ignore_index in (0, 1) or count.min() < 2:
+    if file.ignore_index in (0, 1) or count.min() < 2 or predicts_the_other_class(evaluation):
         return
     mean = total / count
     noise = ((squares / count - mean.square()).clamp_min(0) / (count - 1)).sum().sqrt()
@@ -311,7 +316,6 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
     """Print one evaluation, or a comparison of several; ``wide`` as for `print_table`."""
     from rich.console import Console
 
-    from calibrant.evaluation.notes import data_notes, pixels_note
     from calibrant.reports.table_builders import evaluation_note, evaluation_table, with_groups
     from calibrant.reports.tables import print_table
 

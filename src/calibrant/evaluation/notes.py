@@ -59,14 +59,16 @@ def data_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = 
 
     ``names`` replace those of the evaluations.
     """
-    named = list(zip(names or [each.name for each in evaluations], evaluations, strict=True))
-    found = [(name, note) for name, each in named for note in (_swapped_note(each), _zeros_note(each))]
-    notes = [(name, note) for name, note in found if note]
-    if by_chance := [name for name, each in named if predicts_by_chance(each)]:
-        notes.insert(0, (", ".join(by_chance), _BY_CHANCE))
-    if len(named) == 1:
-        return [f"{note[0].upper()}{note[1:]}." for _, note in notes]
-    return [f"{name}: {note}." for name, note in notes]
+    named = zip(names or [each.name for each in evaluations], evaluations, strict=True)
+    notes: dict[str, list[str]] = {_BY_CHANCE: []}  # the names that each is about; it comes first
+    for name, each in named:
+        about = _BY_CHANCE if predicts_by_chance(each) else "", _swapped_note(each), _zeros_note(each)
+        for note in filter(None, about):
+            notes.setdefault(note, []).append(name)
+    told = {note: about for note, about in notes.items() if about}
+    if len(evaluations) == 1:
+        return [f"{note[0].upper()}{note[1:]}." for note in told]
+    return [f"{', '.join(about)}: {note}." for note, about in told.items()]
 
 
 _BY_CHANCE = (
@@ -92,18 +94,19 @@ def predicts_by_chance(evaluation: Evaluation) -> bool:
 def predicts_the_other_class(evaluation: Evaluation) -> bool:
     """Whether each of two classes is clearly predicted more often for the elements of the other one.
 
-    No missing offset explains that: it would favour one class, whatever the element.
+    No missing offset explains that: it would favour one class, whatever the element. Pixels are left out,
+    because they are not independent: an object that is found in the wrong place is no swap.
     """
-    if evaluation.labels or len(evaluation.classes) != 2 or evaluation.per_image or evaluation.samples < _FEW:
+    if evaluation.labels or len(evaluation.classes) != 2 or evaluation.dense or evaluation.samples < _FEW:
         return False
-    excess, variance = -1.0, 0.0  # the sum of both accuracies, less that of chance
-    for each in evaluation.classes:
-        if each.accuracy is None:
-            return False
-        excess += each.accuracy
-        share = (each.accuracy * each.count + 0.5) / (each.count + 1)  # not 0: that would leave no doubt
-        variance += share * (1 - share) / each.count
-    return excess < -_CLEAR * math.sqrt(variance)
+    first, second = evaluation.classes
+    if first.accuracy is None or second.accuracy is None:
+        return False
+    # By chance, the second class is predicted equally often for the elements of both.
+    predicted = (1 - first.accuracy) * first.count + second.accuracy * second.count
+    often = predicted / (first.count + second.count)
+    noise = math.sqrt(often * (1 - often) * (1 / first.count + 1 / second.count))
+    return first.accuracy + second.accuracy - 1 < -_CLEAR * noise
 
 
 def _swapped_note(evaluation: Evaluation) -> str:

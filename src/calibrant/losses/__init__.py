@@ -118,10 +118,6 @@ LOSSES: arguments.Registry[type[Loss]] = arguments.Registry(
 """Every loss by its key."""
 
 
-_NUMBERS = (int, float, int | None, float | None, "int", "float", "int | None", "float | None")
-"""How options that are numbers are annotated; as texts under ``from __future__ import annotations``."""
-
-
 def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
     """Create a calibration loss by its key, such as ``"cals-alm"``.
 
@@ -142,6 +138,13 @@ def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
     valid = LOSSES[key].hyperparameters()
     arguments.check_known(f"loss {key!r}", hyperparameters, valid, "hyper-parameter")
     for name, value in hyperparameters.items():  # a loss from outside the package may not check
-        if isinstance(value, str) and valid[name].annotation in _NUMBERS:
+        if isinstance(value, str) and _is_number(valid[name].annotation):
             raise ValueError(f"{name} must be a number, got {value!r}")
     return LOSSES[key](num_classes, **hyperparameters)
+
+
+def _is_number(annotation: Any) -> bool:
+    """Whether an annotation, or its text, says that an option is a number, or a number or None."""
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    types = {part.strip() for part in text.split("|")}
+    return types != {"None"} and types <= {"int", "float", "None"}
