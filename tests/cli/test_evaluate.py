@@ -345,9 +345,10 @@ def no_work(monkeypatch):
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("option", ["report", "json"])
-def test_an_output_may_go_to_a_stream(monkeypatch, option):
+@pytest.mark.parametrize("stream", ["/dev/stdout", "/proc/self/fd/1"])
+def test_an_output_may_go_to_a_stream(monkeypatch, stream, option):
     monkeypatch.setattr(Path, "is_file", lambda self: True)  # as /dev/stdout where it is redirected to a file
-    terminal.check_names(**{option: Path("/dev/stdout")})
+    terminal.check_names(**{option: Path(stream)})
     with pytest.raises(typer.Exit):
         terminal.check_names(**{option: Path("page")})
 
