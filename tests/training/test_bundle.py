@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -474,6 +476,15 @@ def test_a_bundle_of_another_run_is_none_until_it_is_replaced(small, copied, mon
         calibrant.load(copied)
     write_bundle(run, "vector")
     assert calibrant.load(copied).calibrator.key == "vector"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_run_in_a_folder_whose_name_is_not_utf8_can_be_read(copied, tmp_path):
+    folder = copied.rename(tmp_path / os.fsdecode(b"x\xfc"))
+    found = calibrant.load(folder)
+    assert found.calibrator.key == "temperature"
+    assert load_calibrator(folder / "bundle" / "calibrator.safetensors").key == "temperature"
+    assert Run(folder, tmp_path).bins
 
 
 @pytest.mark.filterwarnings("default")
