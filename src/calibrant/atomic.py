@@ -26,7 +26,7 @@ def replacing(path: Path | str) -> Iterator[IO[bytes]]:
             Inside the ``with`` block, errors that name another file pass unchanged.
     """
     path = Path(path)
-    with _named(path):
+    with naming(path):
         target, before, partial = Path(os.path.realpath(path)), None, None
         with suppress(FileNotFoundError):
             before = path.stat()
@@ -41,10 +41,10 @@ def replacing(path: Path | str) -> Iterator[IO[bytes]]:
             mode = 0o666 if before is None else 0o600
             descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        with _named(path, others=True), os.fdopen(descriptor, "wb") as stream:
+        with naming(path, others=True), os.fdopen(descriptor, "wb") as stream:
             yield stream
         if partial is not None:
-            with _named(path):
+            with naming(path):
                 if before is not None:
                     _keep_owner_and_mode(partial, before)
                 partial.replace(target)
@@ -107,7 +107,7 @@ def _keep_owner_and_mode(path: Path, before: os.stat_result) -> None:
 
 
 @contextmanager
-def _named(path: Path, *, others: bool = False) -> Iterator[None]:
+def naming(path: Path, *, others: bool = False) -> Iterator[None]:
     """Let an error say which file cannot be written.
 
     With ``others``, errors may be about other files. Those of the output name no file: they come from the

@@ -25,6 +25,15 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def is_unicode(text: str) -> bool:
+    r"""Whether a text can be encoded: False for the name of a file whose bytes are not UTF-8.
+
+    >>> is_unicode("\u00fc"), is_unicode(b"\xfc".decode(errors="surrogateescape"))
+    (True, False)
+    """
+    return not re.search("[\ud800-\udfff]", text)
+
+
 def first_few(values: Iterable[object], most: int = 5) -> str:
     """The first values of a list, separated by commas.
 

@@ -166,6 +166,7 @@ print([
     ends(7, [], full, "utf-8", command="--help"),
     ends(8, [], nobody_reads[1], "utf-8", command="--help"),
     ends(9, [1], to_file, "utf-8", command="--help"),
+    ends(10, [], full, "utf-8", "--wide", command="losses"),
 ])
 """
 
@@ -175,15 +176,15 @@ def test_streams_that_are_closed_full_or_ascii(file, programs, tmp_path):
     """In one process that forks, because a new one takes seconds to import torch."""
     command = [str(programs / "python"), "-c", FORKS]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.stdout == f"{[0, 0, 141, 2, 0, 2, 2, 2, 141, 0]}\n", result.stderr
+    assert result.stdout == f"{[0, 0, 141, 2, 0, 2, 2, 2, 141, 0, 2]}\n", result.stderr
     for number in range(3):
         assert (tmp_path / f"{number}.json").read_text().startswith("[{")
     full = "calibrant: the standard output: No space left on device\n"
-    assert [(tmp_path / f"{number}.err").read_text() for number in range(10)] == [
+    assert [(tmp_path / f"{number}.err").read_text() for number in range(11)] == [
         *("", "", ""),
         full,
         "",
         "calibrant: \\udcff\\u2013.npz: does not exist\n",
-        *(full, full, "", ""),
+        *(full, full, "", "", full),
     ]
     assert "Accuracy" in (tmp_path / "out").read_text()

@@ -636,3 +636,21 @@ def test_validation_labels_that_are_all_right_are_told_once():
         result.stdout,
     )
     assert result.output.count(reason) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train",),
+        ("compare", "--losses", "ce"),
+        ("compare", "--losses", "ce", "--jobs", "2"),
+        ("sweep", "--over", "seed=0,1"),
+        ("tune", "--loss", "focal"),
+    ],
+    ids=" ".join,
+)
+def test_an_output_folder_whose_name_is_not_utf8_is_refused_before_training(command):
+    name, *options = command
+    line = fail_at_once(name, "digits-lt", *options, "--output", "x\udcfc/run")
+    expected = "x\\udcfc/run: the name is not UTF-8, and TensorBoard cannot write there; rename the folder"
+    assert line.startswith(f"calibrant: {expected}")

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from PIL import Image
 from torch import nn
 
 import calibrant
+from calibrant.atomic import replace_file
 from calibrant.calibrators import CALIBRATORS, create_calibrator, load_calibrator
 from calibrant.predictions import write_probabilities
 from calibrant.training import Recipe, RecipeError, Run, bundle, calibration, run_folder, train
@@ -358,6 +361,7 @@ def test_a_changed_or_missing_file_is_refused(copied, name):
     [
         ({"format": 2}, "has the format 2; this version reads 1"),
         ({"class_names": "abc"}, "bundle.json lacks something"),
+        ({"before": {"files": {}}}, "bundle.json lacks something"),
         ({"inputs": {"": ["float33", 4]}}, "AttributeError"),
         ({"model": {"name": "mlp", "options": {"hiden": [3]}}}, "has no option 'hiden' (did you mean"),
         (
@@ -411,19 +415,76 @@ def test_a_bundle_that_is_there_is_kept_and_another_calibrator_replaces_it(small
     assert calibrant.load(copied).calibrator.key == "vector"
 
 
-def test_a_bundle_that_was_not_finished_is_none(small, copied, monkeypatch):
+def full_after(number):
+    """A `replace_file` for a disk that is full after so many files."""
+    written = []
+
+    def replace(path, content):
+        if len(written) == number:
+            raise OSError(28, f"cannot write {path}: No space left on device")
+        replace_file(path, content)
+        written.append(path)
+
+    return replace
+
+
+@pytest.mark.parametrize(("files", "key"), [(0, "temperature"), (1, "temperature"), (2, "vector")])
+def test_there_is_a_bundle_at_every_moment_while_another_calibrator_replaces_it(
+    small, copied, monkeypatch, files, key
+):
     command = ("train", copied / "recipe.toml", "--output", copied, "--data-root", small.data_root)
-
-    def full(*arguments, **options):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(bundle, "save_calibrator", full)
+        patched.setattr(bundle, "replace_file", full_after(files))
         assert "No space left on device" in fail(*command, "--calibrate", "vector")
+    found = calibrant.load(copied)
+    assert found.calibrator.key == key
+    assert load_calibrator(copied / "bundle" / "calibrator.safetensors").key == key
+    assert f"calibrated by {key}" in printed(*command, "--calibrate", key)
+    for method in ("temperature", "vector"):
+        assert f"calibrated by {method}" in printed(*command, "--calibrate", method)
+        assert calibrant.load(copied).calibrator.key == method
+    assert "before" not in json.loads((copied / "bundle" / "bundle.json").read_text())
+
+
+def test_a_reader_gets_no_mixture_while_another_calibrator_replaces_the_old_one(small, copied, monkeypatch):
+    plain, run = bundle._manifest, Run(copied, small.data_root)
+
+    def replaced_after_reading(folder):
+        found = plain(folder)
+        monkeypatch.setattr(bundle, "_manifest", plain)
+        write_bundle(run, "vector")
+        return found
+
+    monkeypatch.setattr(bundle, "_manifest", replaced_after_reading)
+    assert calibrant.load(copied).calibrator.key == "vector"
+
+
+def test_a_bundle_of_another_run_is_none_until_it_is_replaced(small, copied, monkeypatch):
+    folder = copied / "bundle"
+    described = json.loads((folder / "bundle.json").read_text())
+    del described["sha256"]
+    for name in ("model.safetensors", "preparation.json"):
+        (folder / name).write_bytes(b"other")
+        described["files"][name] = run_folder.hash_of(folder / name)
+    bundle._write_manifest(folder, described)
+    run = Run(copied, small.data_root)
+    with monkeypatch.context() as patched:
+        patched.setattr(bundle, "replace_file", full_after(1))
+        with pytest.raises(OSError, match="No space left"):
+            write_bundle(run, "vector")
     with pytest.raises(ValueError, match="has no bundle; write it with"):
         calibrant.load(copied)
-    printed(*command, "--calibrate", "vector")
+    write_bundle(run, "vector")
     assert calibrant.load(copied).calibrator.key == "vector"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_run_in_a_folder_whose_name_is_not_utf8_can_be_read(copied, tmp_path):
+    folder = copied.rename(tmp_path / os.fsdecode(b"x\xfc"))
+    found = calibrant.load(folder)
+    assert found.calibrator.key == "temperature"
+    assert load_calibrator(folder / "bundle" / "calibrator.safetensors").key == "temperature"
+    assert Run(folder, tmp_path).bins
 
 
 @pytest.mark.filterwarnings("default")

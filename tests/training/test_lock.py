@@ -218,6 +218,21 @@ def test_a_file_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
         FolderLock(tmp_path / "run").acquire()
 
 
+def test_a_full_disk_names_the_lock_and_leaves_it_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    lock = FolderLock(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(OSError, match=r"^cannot write \S+\.lock: No space left on device$"):
+            lock.acquire()
+    assert lock.acquire()
+    lock.release()
+
+
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 def test_a_place_where_nothing_can_be_created_is_refused_at_once() -> None:
     """The system answers as if a folder had been removed meanwhile; waiting for it would not end."""

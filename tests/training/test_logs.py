@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -61,3 +63,12 @@ def test_nothing_is_made_where_nothing_is_written(tmp_path: Path) -> None:
     with closing(Logs(tmp_path)):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_names_the_log_of_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.flush", full)
+    with pytest.raises(OSError, match=r"^cannot write \S+/tensorboard: No space left on device$"):
+        write(tmp_path, 1, 1)

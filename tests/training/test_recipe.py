@@ -62,6 +62,13 @@ def test_a_file_that_cannot_be_followed_is_named(text: str, said: str, tmp_path:
     assert "\n" not in str(caught.value)
 
 
+def test_a_name_that_is_not_utf8_is_refused_and_shown() -> None:
+    with pytest.raises(
+        RecipeError, match=r'stored in UTF-8.*: name = "ph\\udcfc"; rename that file or folder$'
+    ):
+        replace(DIGITS, name="ph\udcfc")
+
+
 MARGINS = {key: {"margin": 8.0} for key in ("mbls", "cals-hr", "cals-alm")}  # of digits-lt
 
 

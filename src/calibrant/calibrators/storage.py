@@ -59,6 +59,11 @@ def save_layer(
     calibrator: FittedLayer, path: str | os.PathLike[str], *, what: str, class_names: Sequence[str] | None
 ) -> None:
     """Write a fitted layer of the kind that ``what`` names. Otherwise as `save_calibrator`."""
+    replace_file(Path(path), layer_content(calibrator, what=what, class_names=class_names))
+
+
+def layer_content(calibrator: FittedLayer, *, what: str, class_names: Sequence[str] | None) -> bytes:
+    """The content of the file that `save_layer` writes."""
     from safetensors.torch import save
 
     names = _checked(calibrator.class_names if class_names is None else class_names, calibrator)
@@ -73,7 +78,7 @@ def save_layer(
     written = json.dumps(description, default=_plain)
     if not calibrator.from_calibrant:
         _check_read_back(calibrator, json.loads(written), tensors)
-    replace_file(Path(path), save(tensors, metadata={"format": _format(what), "calibrator": written}))
+    return save(tensors, metadata={"format": _format(what), "calibrator": written})
 
 
 def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] | None = None) -> Calibrator:
@@ -111,17 +116,31 @@ def load_layer(
 
     Otherwise as `load_calibrator`.
     """
-    from safetensors import SafetensorError, safe_open
-
-    name = Path(path).name
-    if not Path(path).is_file():
+    path = Path(path)
+    if not path.is_file():
         raise FileNotFoundError(f"there is no {what} {path}")
+    return layer_from(path.read_bytes(), path.name, what=what, create=create, class_names=class_names)
+
+
+def layer_from(
+    content: bytes,
+    name: str,
+    *,
+    what: str,
+    create: Callable[..., Layer],
+    class_names: Sequence[str] | None,
+) -> Layer:
+    """The layer in the content of a file called ``name``. Otherwise as `load_layer`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
     try:
-        with safe_open(path, framework="pt") as file:
-            header: dict[str, str] = file.metadata() or {}
-            tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        tensors: dict[str, Tensor] = load(content)
     except SafetensorError as error:
         raise ValueError(f"{name} is no safetensors file, or damaged: {error}") from None
+    # Not `safe_open`, which has the metadata: it takes no path that is not UTF-8.
+    length = int.from_bytes(content[:8], "little")
+    header: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
     if header.get("format") != _format(what):
         raise ValueError(
             f"{name} is not a {what} that this version can read: its format is {header.get('format')!r}, "

@@ -96,8 +96,7 @@ def _expected(error: Exception) -> str:
     if isinstance(error, MissingPackageError):
         return words
     if isinstance(error, OSError):
-        unnamed = error.filename is None and not _can_be_written(sys.stdout)
-        return f"the standard output: {error.strerror}" if unnamed else described(error)
+        return described(error)
     if isinstance(error, RuntimeError) and re.search(
         "allocat.* memory|memory.* allocat|out of memory", words
     ):
@@ -114,8 +113,14 @@ def foreseen(error: Exception) -> bool:
 
 
 def described(error: OSError) -> str:
-    """An error of the system, with the file if it names one."""
-    if error.filename is None or error.strerror is None:
+    """An error of the system, with the file if it names one, or the standard output if that is full."""
+    if error.strerror is None:
+        return str(error)
+    if error.filename is None:
+        try:
+            print(flush=True)  # a line, because a stream may have dropped what it could not write
+        except OSError:
+            return f"the standard output: {error.strerror}"
         return str(error)
     return f"{os.fsdecode(error.filename)}: {error.strerror}"
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from calibrant.arguments import whole_number
 from calibrant.atomic import replace_file
-from calibrant.calibrators import Calibrator, load_calibrator, save_calibrator
+from calibrant.calibrators import Calibrator, create_calibrator
+from calibrant.calibrators.storage import layer_content, layer_from
 from calibrant.options import Choice, check_options
 from calibrant.sizes import MAX_CLASSES, check_memory
 from calibrant.training import run_folder
@@ -158,8 +159,7 @@ def _joined(batches: Iterator[Tensor], classes: int) -> Floats:
 def load_bundle(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> Bundle:
     """Read a bundle; see `calibrant.load`."""
     folder = bundle_folder(Path(path))
-    manifest = _manifest(folder)
-    content = {name: _content(folder / name, manifest["files"][name]) for name in _CONTENT}
+    manifest, content = _read(folder)
     names = tuple(map(str, manifest["class_names"]))
     where = f"the bundle in {folder}"
     try:
@@ -167,7 +167,7 @@ def load_bundle(path: str | os.PathLike[str], *, device: str | torch.device | No
         preparation = stored and PREPARATIONS[stored["kind"]].from_state(stored["state"])
         choice, about = _choice(manifest["model"]), _with_tensors(manifest["about"])
         inputs = _example(manifest["inputs"])
-        calibrator = load_calibrator(folder / CALIBRATOR, class_names=names)
+        calibrator = _calibrator(content, names)
         weights = load_tensors(content[WEIGHTS])
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise _damaged(folder, f"{type(error).__name__} {error}") from error
@@ -197,6 +197,29 @@ def _damaged(folder: Path, why: str) -> ValueError:
     )
 
 
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The content of ``bundle.json``, and of the files that it describes, all of one time."""
+    manifest, content = _manifest(folder), {}
+    for name in _CONTENT:
+        with suppress(FileNotFoundError, IsADirectoryError):
+            content[name] = (folder / name).read_bytes()
+    hashes = {name: hashlib.sha256(each).hexdigest() for name, each in content.items()}
+    for described in (manifest, manifest.get("before", manifest)):  # see `_replace`
+        if described["files"] == hashes:
+            return described, content
+    if _manifest(folder) != manifest:  # another process has replaced the bundle meanwhile
+        return _read(folder)
+    name = next(name for name in _CONTENT if hashes.get(name) != manifest["files"][name])
+    why = f"the SHA-256 of {name} is not the one in {MANIFEST}" if name in content else f"{name} is missing"
+    raise _damaged(folder, why)
+
+
+def _calibrator(content: Mapping[str, bytes], class_names: Sequence[str] | None = None) -> Calibrator:
+    return layer_from(
+        content[CALIBRATOR], CALIBRATOR, what="calibrator", create=create_calibrator, class_names=class_names
+    )
+
+
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
         plain: Any = json.loads((folder / MANIFEST).read_bytes())
@@ -209,20 +232,14 @@ def _manifest(folder: Path) -> dict[str, Any]:
         )
     if expected != content_hash(plain):
         raise _damaged(folder, f"{MANIFEST} is not what was written")
-    if not all(isinstance(plain.get(name), kind) for name, kind in _TYPES.items()) or (
-        sorted(plain["files"]) != sorted(_CONTENT) or not 1 < len(plain["class_names"]) <= MAX_CLASSES
-    ):
-        raise _damaged(folder, f"{MANIFEST} lacks something")
+    for described in (plain, plain.get("before", plain)):
+        if not isinstance(described, dict) or (
+            not all(isinstance(described.get(name), kind) for name, kind in _TYPES.items())
+            or sorted(described["files"]) != sorted(_CONTENT)
+            or not 1 < len(described["class_names"]) <= MAX_CLASSES
+        ):
+            raise _damaged(folder, f"{MANIFEST} lacks something")
     return dict(plain)
-
-
-def _content(path: Path, expected: str) -> bytes:
-    if not path.is_file():
-        raise _damaged(path.parent, f"{path.name} is missing")
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != expected:
-        raise _damaged(path.parent, f"the SHA-256 of {path.name} is not the one in {MANIFEST}")
-    return content
 
 
 def _choice(plain: Mapping[str, Any]) -> Choice:
@@ -259,30 +276,28 @@ def calibrator_of(run: Path, method: str) -> tuple[Calibrator, str] | None:
 
     None if there is no bundle with this ``calibrate``.
     """
-    manifest = _intact(run)
-    if manifest is None or manifest.get("calibrate") != method:
+    found = _intact(run)
+    if found is None or found[0].get("calibrate") != method:
         return None
-    calibrator = load_calibrator(run / BUNDLE / CALIBRATOR)
-    return calibrator, str(manifest.get("not_calibrated") or NONE_BETTER)
+    manifest, content = found
+    return _calibrator(content), str(manifest.get("not_calibrated") or NONE_BETTER)
 
 
 def example_of_use(run: Path) -> tuple[str, str] | None:
     """The `Preparation.example` of the bundle of a run; None without a bundle or a preparation."""
-    if _intact(run) is None:
+    found = _intact(run)
+    if found is None:
         return None
-    stored = json.loads((run / BUNDLE / PREPARATION).read_bytes())
+    stored = json.loads(found[1][PREPARATION])
     return stored and PREPARATIONS[stored["kind"]].example
 
 
-def _intact(run: Path) -> dict[str, Any] | None:
-    """The content of ``bundle.json``; None if there is no bundle of this run, or a damaged one."""
-    folder = run / BUNDLE
+def _intact(run: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
+    """What `_read` returns; None if there is no bundle of this run, or a damaged one."""
     with suppress(OSError, ValueError):
-        manifest = _manifest(folder)
-        for name in _CONTENT:
-            _content(folder / name, manifest["files"][name])
-        if manifest["run"] == run_folder.hash_of(run / run_folder.RESULT):
-            return manifest
+        found = _read(run / BUNDLE)
+        if found[0]["run"] == run_folder.hash_of(run / run_folder.RESULT):
+            return found
     return None
 
 
@@ -296,15 +311,15 @@ def ensure_bundle(run: Run, method: str, say: Callable[[str], object]) -> None:
     was. ``say`` is called with what is going on.
     """
     with lock_of(run.folder, run.recipe):  # a second start of the recipe waits
-        manifest = _intact(run.folder)
-        if manifest is not None and manifest.get("calibrate") == method:
+        found = _intact(run.folder)
+        if found is not None and found[0].get("calibrate") == method:
             return
         try:
             _ = run.data
         except (FileNotFoundError, ConnectionError, ImportError) as error:
             what = "no bundle is written"
-            if manifest is not None:
-                kept = load_calibrator(run.folder / BUNDLE / CALIBRATOR).key
+            if found is not None:
+                kept = _calibrator(found[1]).key
                 what = f"the bundle stays as it was, with the calibrator {kept}"
             warn(f"{what}, because the data are not there: {error}")
             return
@@ -315,8 +330,8 @@ def ensure_bundle(run: Run, method: str, say: Callable[[str], object]) -> None:
 def write_bundle(run: Run, method: str = "auto") -> Calibrator:
     """Write everything that is needed to use the model of a run to the folder ``bundle`` in its folder.
 
-    ``bundle.json`` is written last. It holds the SHA-256 of the other files, so that a bundle is either
-    complete or refused.
+    ``bundle.json`` holds the SHA-256 of the other files, so that a bundle is either complete or refused. A
+    bundle of the same run that is already there, with another calibrator, can be read at any time meanwhile.
 
     Args:
         run: the finished run.
@@ -341,11 +356,11 @@ def write_bundle(run: Run, method: str = "auto") -> Calibrator:
     }
     preparation = data.preparation
     stored = preparation and {"kind": preparation.kind, "state": preparation.state()}
-    folder.mkdir(exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
-    replace_file(folder / WEIGHTS, (run.folder / WEIGHTS).read_bytes())
-    save_calibrator(calibrator.cpu(), folder / CALIBRATOR, class_names=data.class_names)
-    replace_file(folder / PREPARATION, json.dumps(stored, ensure_ascii=False).encode())
+    content = {
+        WEIGHTS: (run.folder / WEIGHTS).read_bytes(),
+        CALIBRATOR: layer_content(calibrator.cpu(), what="calibrator", class_names=data.class_names),
+        PREPARATION: json.dumps(stored, ensure_ascii=False).encode(),
+    }
     manifest = {
         "format": FORMAT,
         "versions": {
@@ -363,14 +378,36 @@ def write_bundle(run: Run, method: str = "auto") -> Calibrator:
         "inputs": {
             name: [str(each.dtype).removeprefix("torch."), *each.shape[1:]] for name, each in named.items()
         },
-        "files": {name: run_folder.hash_of(folder / name) for name in _CONTENT},
+        "files": {name: hashlib.sha256(each).hexdigest() for name, each in content.items()},
     }
-    manifest = json.loads(json.dumps(manifest))
-    replace_file(
-        folder / MANIFEST,
-        (json.dumps({**manifest, "sha256": content_hash(manifest)}, indent=1) + "\n").encode(),
-    )
+    folder.mkdir(exist_ok=True)
+    _replace(folder, json.loads(json.dumps(manifest)), content)
     return calibrator
+
+
+def _replace(folder: Path, manifest: dict[str, Any], content: Mapping[str, bytes]) -> None:
+    """Write a bundle in place of the one that is there.
+
+    If one file changes, as with another calibrator, ``bundle.json`` describes the bundle before and after
+    until it has changed, so that both are complete. Otherwise there is no bundle until all is written.
+    """
+    changed = list(content)
+    with suppress(OSError, ValueError):
+        before, _ = _read(folder)
+        before.pop("before", None)
+        changed = [name for name in content if before["files"][name] != manifest["files"][name]]
+    if len(changed) < 2:
+        _write_manifest(folder, {**manifest, "before": before})
+    else:
+        (folder / MANIFEST).unlink(missing_ok=True)
+    for name in changed:
+        replace_file(folder / name, content[name])
+    _write_manifest(folder, manifest)
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    plain = {**manifest, "sha256": content_hash(manifest)}
+    replace_file(folder / MANIFEST, (json.dumps(plain, indent=1) + "\n").encode())
 
 
 def _version() -> str:

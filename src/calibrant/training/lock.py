@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from calibrant.atomic import naming
 from calibrant.training import TrainingError
 from calibrant.training.run_folder import check_writable
 from calibrant.warning import warn
@@ -80,19 +81,21 @@ class FolderLock:
                     raise
                 return False
             taken = False
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            name = f"process {os.getpid()} on {socket.gethostname()} since {since} ({self.purpose})"
             try:
-                taken = self._lock(descriptor) and self._in_place(descriptor)
+                if self._lock(descriptor) and self._in_place(descriptor):
+                    with naming(self.path):
+                        os.ftruncate(descriptor, 0)
+                        os.write(descriptor, f"{name}\n".encode())
+                    taken = True
             finally:
                 if not taken:
                     os.close(descriptor)
             if taken:
                 self._descriptor, self._created = descriptor, created
                 self._key = _key_of(os.fstat(descriptor))
-                since = time.strftime("%Y-%m-%d %H:%M:%S")
-                name = f"process {os.getpid()} on {socket.gethostname()} since {since} ({self.purpose})"
                 _held_here[self._key] = name
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"{name}\n".encode())
             return taken
 
     def _lock(self, descriptor: int) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from calibrant.atomic import replace_file
+from calibrant.atomic import naming, replace_file
 from calibrant.extras import require
 
 if TYPE_CHECKING:
@@ -22,13 +22,14 @@ class Logs:
     """The log files of a run. Rows that a killed run wrote after its last checkpoint are replaced."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._board_folder = folder, folder / "tensorboard"
         self._board: SummaryWriter | None = None
 
     def close(self) -> None:
         """Close TensorBoard's writer, which writes what it has buffered."""
         if self._board is not None:
-            self._board.close()
+            with naming(self._board_folder, others=True):
+                self._board.close()
 
     def write(self, history: Sequence[dict[str, float]], learned: Mapping[str, Tensor]) -> None:
         """Write all rows to the files; the last one, and histograms of the learned state, to TensorBoard."""
@@ -40,7 +41,8 @@ class Logs:
         writer.writeheader()
         writer.writerows(history)
         replace_file(self.folder / "log.csv", text.getvalue().encode())
-        self._write_to_board(history[-1], learned)
+        with naming(self._board_folder, others=True):
+            self._write_to_board(history[-1], learned)
 
     def _write_to_board(self, row: dict[str, float], learned: Mapping[str, Tensor]) -> None:
         epoch = int(row["epoch"])
@@ -49,7 +51,7 @@ class Logs:
             from torch.utils.tensorboard import SummaryWriter
 
             # Hides what an earlier process wrote after its last checkpoint.
-            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=epoch)
+            self._board = SummaryWriter(str(self._board_folder), purge_step=epoch)
         for name, value in row.items():
             if name != "epoch":
                 self._board.add_scalar(name, value, epoch)

@@ -28,6 +28,7 @@ from calibrant.options import (
     to_toml_key,
     to_toml_value,
 )
+from calibrant.printable import is_unicode, printable
 from calibrant.training.data import DATA_SETS, DataSets, skewed
 from calibrant.training.models import MODELS, create_model
 from calibrant.training.optimization import OPTIMIZERS, SCHEDULES
@@ -157,6 +158,12 @@ class Recipe:
         _check_loss(choice, binary=self.binary)
         put("loss", str(choice))
         self.adaptation  # noqa: B018 - raises if it cannot be read
+        broken = [line for line in self.to_toml().splitlines() if not is_unicode(line)]
+        if broken:
+            raise RecipeError(
+                f"a recipe is stored in UTF-8, which this is not: {printable('; '.join(broken))}; rename "
+                "that file or folder"
+            )
 
     # ------------------------------------------------------------------------------------------------ loss
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from calibrant.atomic import replace_file, why_unwritable
 from calibrant.options import RecipeError
+from calibrant.printable import is_unicode, printable
 from calibrant.training import checkpoint
 from calibrant.training.data import DataSets
 from calibrant.training.recipe import Recipe
@@ -113,9 +114,19 @@ def check_writable(folder: Path) -> None:
         raise PermissionError(f"{folder} cannot be written to: {problem}")
 
 
+def _check_output(folder: Path) -> None:
+    """Refuse a folder for runs that cannot be written to, or whose name is not UTF-8."""
+    if not is_unicode(str(folder)):
+        raise RecipeError(
+            f"{printable(str(folder))}: the name is not UTF-8, and TensorBoard cannot write there; rename "
+            "the folder, or choose another one with --output"
+        )
+    check_writable(folder)
+
+
 def check_for_several(folder: Path) -> None:
     """Refuse a folder for several runs that cannot be written to, or that is itself the folder of a run."""
-    check_writable(folder)
+    _check_output(folder)
     if has_begun(folder):
         raise RecipeError(
             f"{folder} holds a training run of its own, expected a folder for several runs; choose another "
@@ -125,7 +136,7 @@ def check_for_several(folder: Path) -> None:
 
 def check_folder(folder: Path, recipe: Recipe) -> None:
     """Refuse a folder that cannot be written to, or that holds a run of another recipe or several runs."""
-    check_writable(folder)
+    _check_output(folder)
     begun = has_begun(folder)
     runs = (
         f"runs/*-seed*/{RECIPE}",

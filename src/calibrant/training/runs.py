@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
 from calibrant.atomic import replace_file
@@ -131,8 +131,8 @@ class Run:
             raise RecipeError(f"the run in {self.folder} has no {run_folder.WEIGHTS}; train it again")
         choice = without_starting_weights(self.recipe.model)
         data = self.data
-        where = f"the run in {self.folder}"
-        model = trained_model(choice, self.recipe.outputs(data), data.about, load_file(weights), where)
+        where, stored = f"the run in {self.folder}", load_tensors(weights.read_bytes())
+        model = trained_model(choice, self.recipe.outputs(data), data.about, stored, where)
         return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
     @cached_property
@@ -158,13 +158,13 @@ class Run:
     def learned(self) -> dict[str, Tensor]:
         """The learned state of an adaptive loss after each epoch, ``(epochs, …)``, by name."""
         path = self._file(run_folder.LEARNED)
-        return {} if path is None else load_file(path)
+        return {} if path is None else load_tensors(path.read_bytes())
 
     @cached_property
     def bins(self) -> dict[str, Tensor]:
         """Bins of confidence after each epoch, ``(epochs, …)``; see `calibrant.training.bins.epoch_bins`."""
         path = self._file(run_folder.BINS)
-        return {} if path is None else load_file(path)
+        return {} if path is None else load_tensors(path.read_bytes())
 
     def predictions(self, part: Part) -> Iterable[Predictions]:
         """Batches of logits and labels of a part, which can be iterated more than once; -100 is ignored."""
