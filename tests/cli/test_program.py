@@ -1,8 +1,10 @@
 """How a command ends: one line and an exit code, and a log for what nobody foresaw."""
 
 import errno
+import os
 import stat
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -188,3 +190,28 @@ def test_streams_that_are_closed_full_or_ascii(file, programs, tmp_path):
         *(full, full, "", "", full),
     ]
     assert "Accuracy" in (tmp_path / "out").read_text()
+
+
+def test_reports_do_not_depend_on_the_backend_that_jupyter_chooses(file, tmp_path):
+    """In a new process: matplotlib reads the environment variable when it is imported."""
+    command = [
+        sys.executable,
+        "-m",
+        "calibrant",
+        "evaluate",
+        str(file),
+        "--resamples",
+        "0",
+        "--report",
+        "m.html",
+    ]
+    environment = {
+        **os.environ,
+        "MPLBACKEND": "not-installed",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "m.html").exists()

@@ -2,6 +2,8 @@
 
 import pickle
 import sys
+import threading
+import time
 import warnings
 from functools import partial
 
@@ -12,6 +14,7 @@ import torch
 from calibrant.evaluation import Evaluator, evaluate_parts, parts
 from calibrant.extras import MissingPackageError
 from calibrant.predictions import BadFileError, batches_of
+from tests.programs import started_by
 
 LOGITS = 2 * torch.randn(300, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 TARGET = torch.randint(4, (300,), generator=torch.Generator().manual_seed(1))
@@ -76,3 +79,25 @@ def test_errors_and_warnings_of_workers_arrive(monkeypatch, tmp_path):
 def test_the_work_of_a_worker_can_be_sent():
     work = partial(parts._result, read=partial(batches_of, ignore_index=0), options={"bins": 10})
     assert pickle.loads(pickle.dumps(work)).keywords["options"] == {"bins": 10}
+
+
+def only_the_first_ends(number):
+    if number:
+        time.sleep(60)
+    yield LOGITS, TARGET
+
+
+def stop(done, total):
+    raise KeyboardInterrupt
+
+
+def test_an_interruption_ends_the_workers_without_a_word(monkeypatch, programs):
+    """While one part is done, others are worked on, and others wait."""
+    said, before = [], threading.enumerate()
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    with started_by(programs / "python"), pytest.raises(KeyboardInterrupt):
+        evaluate_parts(range(20), only_the_first_ends, jobs=2, resamples=0, progress=stop)
+    for thread in threading.enumerate():
+        if thread not in before:
+            thread.join(60)
+    assert said == []

@@ -1,6 +1,8 @@
 """The command line: each command is one file, and its name stands in the import below."""
 
 # ruff: noqa: E402, F401, I001
+import os
+
 from calibrant.extras import require
 
 require("cli", "typer", "rich", purpose="the command line")
@@ -30,5 +32,8 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Run the command line."""
+    os.environ["MPLBACKEND"] = (
+        "agg"  # commands open no window, and Jupyter's own choice may not be installed here
+    )
     prepare_streams()
     app()

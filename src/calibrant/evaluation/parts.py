@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from functools import partial
@@ -129,7 +130,10 @@ def _result(part: Part, *, read: Read[Part], options: dict[str, Any]) -> bytes:
 
 def _in_processes(work: Callable[[Part], bytes], parts: Sequence[Part], jobs: int | None) -> Generator[bytes]:
     with process_pool(min(cpu_count() if jobs is None else jobs, len(parts))) as pool:
-        yield from pool.map(work, parts)
+        # Not `map`, which cancels futures when it is closed: the pool's own thread then fails to fill them.
+        futures = deque(pool.submit(work, part) for part in parts)
+        while futures:
+            yield futures.popleft().result()
 
 
 def _in_ray(work: Callable[[Part], bytes], parts: Sequence[Part], jobs: int | None) -> Generator[bytes]:

@@ -17,7 +17,13 @@ from calibrant.losses import Loss
 from calibrant.options import RecipeError
 from calibrant.training.batches import Batch, on_device, steps_per_epoch
 from calibrant.training.data import DataSets, Inputs
-from calibrant.training.fabric import Fabric, FabricModule, FabricOptimizer, SingleDeviceStrategy
+from calibrant.training.fabric import (
+    Fabric,
+    FabricModule,
+    FabricOptimizer,
+    SingleDeviceStrategy,
+    launch,
+)
 from calibrant.training.models import create_model
 from calibrant.training.optimization import OPTIMIZERS, RunningAverage, can_be_fused, recordable
 from calibrant.training.recipe import Recipe
@@ -73,7 +79,7 @@ def make_fabric(
 def launched(recipe: Recipe, **options: Any) -> Fabric:
     """Fabric with all processes started; options as for `make_fabric`."""
     fabric = make_fabric(recipe, **options)
-    fabric.launch()
+    launch(fabric)
     return fabric
 
 
