@@ -32,8 +32,7 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Run the command line."""
-    os.environ["MPLBACKEND"] = (
-        "agg"  # commands open no window, and Jupyter's own choice may not be installed here
-    )
+    # Commands open no window, and Jupyter's own choice may not be installed here.
+    os.environ["MPLBACKEND"] = "agg"
     prepare_streams()
     app()
