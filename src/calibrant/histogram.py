@@ -513,5 +513,6 @@ def spread(position: Tensor, values: Tensor, cells: int) -> Tensor:
     to_right = scaled - left
     low = left.long().clamp_(0, cells - 1)
     high = (left.long() + 1).clamp_(0, cells - 1)
-    total = torch.bincount(low, values * (1 - to_right), minlength=cells)
-    return total + torch.bincount(high, values * to_right, minlength=cells)
+    # Not `bincount`, which is not deterministic on a GPU.
+    total = values.new_zeros(cells).index_add_(0, low, values * (1 - to_right))
+    return total.index_add_(0, high, values * to_right)

@@ -111,6 +111,19 @@ def test_a_histogram_does_not_wait_for_the_device(batch):
         torch.cuda.set_sync_debug_mode("default")
 
 
+def test_deterministic_algorithms_suffice(batch):
+    logits, target = (values.cuda() for values in batch)
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = evaluate(logits, target, resamples=20), evaluate(logits, target, resamples=20)
+        streamed = Evaluator(resamples=20).update(logits, target).compute()
+        ConfidenceHistogram.of(arrange(logits.float(), target))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_same(*found)
+    assert streamed.samples == found[0].samples
+
+
 def test_torchmetrics(batch):
     torchmetrics = pytest.importorskip("calibrant.integrations.torchmetrics")
     logits, target = batch

@@ -168,12 +168,9 @@ class Predictions:
         edges = equal_width_edges(bins, self.confidence.device)
         confidence = self.forecast.double()
         place = bin_of(confidence, edges)
-        return Bins(
-            edges,
-            torch.bincount(place, minlength=bins).double(),
-            torch.bincount(place, confidence, minlength=bins),
-            torch.bincount(place, self.outcome.double(), minlength=bins),
-        )
+        values = torch.ones_like(confidence), confidence, self.outcome.double()
+        # Not `bincount`, which is not deterministic on a GPU.
+        return Bins(edges, *(confidence.new_zeros(bins).index_add_(0, place, each) for each in values))
 
     def equal_mass(self, bins: int) -> Bins:
         """Bins of equal counts, exact; see `RankedSums.equal_mass`."""
