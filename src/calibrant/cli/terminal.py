@@ -164,8 +164,9 @@ def check_names(report: Path | None = None, json: Path | None = None) -> None:
     """End the command if the file of --report or --json has another suffix; streams may have any."""
     expected = {"--report": (report, [".html", ".htm"]), "--json": (json, [".json"])}
     for option, (path, suffixes) in expected.items():
-        stream = path is None or str(path).startswith(("/dev/", "/proc/self/fd/"))
-        if path is not None and not stream and (path.is_file() or not path.exists()):
+        if path is None or str(path).startswith(("/dev/", "/proc/self/fd/")):
+            continue
+        if path.is_file() or not path.exists():
             check_suffix(path, suffixes, option)
 
 
